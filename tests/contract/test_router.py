@@ -1,4 +1,4 @@
-"""A real sglang-router in front of fake engines: load balancing, dead engines, and access."""
+"""A real sglang-router, and that of rlscale, in front of fake engines: load balancing, dead engines, and access."""
 
 import asyncio
 import time
@@ -12,13 +12,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rlscale.config import RouterConfig
+from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.passthrough.sglang_sampling_params import CHANGES_DISTRIBUTION, DROPPED_BY_ROUTER, EMBEDDED
 from rlscale.engines.client import http_engine
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.middleware_router.middleware_launch import MiddlewareRouterLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch, RouterProcess
 from rlscale.errors import EngineError
 from rlscale.rollout.engine_pool import EnginePool
@@ -38,14 +39,30 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
+@pytest.fixture(params=["sglang", "middleware"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The router under test."""
+    return str(request.param)
+
+
 def open_fake(stack: ExitStack, api_key: str | None = None) -> FakeServer:
     return stack.enter_context(FakeServer(vocab_size=100, token_s=0.005, api_key=api_key))
 
 
 def open_router(
-    stack: ExitStack, folder: Path, fakes: list[FakeServer], api_key: str | None = None
+    stack: ExitStack,
+    folder: Path,
+    fakes: list[FakeServer],
+    *,
+    kind: str,
+    api_key: str | None = None,
+    config: RouterConfig = CONFIG,
 ) -> tuple[EngineAddress, RouterProcess]:
-    launch = RouterLaunch(python=find_python(None), config=CONFIG, api_key=api_key)
+    launch = (
+        MiddlewareRouterLaunch(config=config, api_key=api_key, model_path="unused")
+        if kind == "middleware"
+        else RouterLaunch(python=find_python(None), config=config, api_key=api_key)
+    )
     workers = [EngineAddress(name=f"engine {i}", url=fake.url, api_key=api_key) for i, fake in enumerate(fakes)]
     address, process = launch.open(folder, workers)
     process.start()
@@ -63,9 +80,9 @@ async def send_all(router: EngineAddress, engine: FakeServer, num: int) -> list[
     return [a if isinstance(a, BaseException) else a[1] for a in answers]
 
 
-def test_both_engines_answer_and_responses_are_unchanged(stack: ExitStack, tmp_path: Path) -> None:
+def test_both_engines_answer_and_responses_are_unchanged(stack: ExitStack, tmp_path: Path, kind: str) -> None:
     fakes = [open_fake(stack) for _ in range(2)]
-    router, _ = open_router(stack, tmp_path, fakes)
+    router, _ = open_router(stack, tmp_path, fakes, kind=kind)
     through = asyncio.run(send_all(router, fakes[0], 40))
     direct = asyncio.run(send_all(EngineAddress(name="router", url=fakes[0].url), fakes[0], 40))
     # Parameters, ids, seeds, logprobs and versions are forwarded unchanged.
@@ -92,7 +109,7 @@ PASSABLE: dict[str, Any] = {
 """A value of each entry of `rollout.sampling_params`."""
 
 
-def test_the_router_drops_the_recorded_sampling_params(stack: ExitStack, tmp_path: Path) -> None:
+def test_only_sglang_router_drops_sampling_params(stack: ExitStack, tmp_path: Path, kind: str) -> None:
     assert set(PASSABLE) == {*EMBEDDED, *CHANGES_DISTRIBUTION, "stop_regex"}
     received: list[dict[str, Any]] = []
 
@@ -105,7 +122,7 @@ def test_the_router_drops_the_recorded_sampling_params(stack: ExitStack, tmp_pat
 
     fake = FakeServer(vocab_size=100)
     fake._app.middlewares.insert(0, record)
-    router, _ = open_router(stack, tmp_path, [stack.enter_context(fake)])
+    router, _ = open_router(stack, tmp_path, [stack.enter_context(fake)], kind=kind)
 
     async def send_each() -> None:
         async with aiohttp.ClientSession() as session:
@@ -116,14 +133,14 @@ def test_the_router_drops_the_recorded_sampling_params(stack: ExitStack, tmp_pat
 
     asyncio.run(send_each())
     dropped = [name for name, params in zip(PASSABLE, received, strict=True) if params != {name: PASSABLE[name]}]
-    assert dropped == sorted(DROPPED_BY_ROUTER)
+    assert dropped == (sorted(DROPPED_BY_ROUTER) if kind == "sglang" else [])
 
 
-def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path) -> None:
+def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path, kind: str) -> None:
     alive, new = open_fake(stack), open_fake(stack)
     with ExitStack() as dying:
         dead = open_fake(dying)
-        router, process = open_router(stack, tmp_path, [alive, dead])
+        router, process = open_router(stack, tmp_path, [alive, dead], kind=kind)
         old = dead.url
     end = time.monotonic() + 60
     while process.num_healthy > 1:
@@ -136,9 +153,9 @@ def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path)
     assert new.service.num_requests > 3
 
 
-def test_an_error_of_an_engine_is_forwarded_unchanged(stack: ExitStack, tmp_path: Path) -> None:
+def test_an_error_of_an_engine_is_forwarded_unchanged(stack: ExitStack, tmp_path: Path, kind: str) -> None:
     fakes = [open_fake(stack) for _ in range(2)]
-    router, _ = open_router(stack, tmp_path, fakes)
+    router, _ = open_router(stack, tmp_path, fakes, kind=kind)
 
     async def send_too_long() -> None:
         client = HttpEngine(EngineAddress(name="engine 0", url=fakes[0].url), timeout_s=30, router=router)
@@ -155,12 +172,12 @@ def test_an_error_of_an_engine_is_forwarded_unchanged(stack: ExitStack, tmp_path
 
 @pytest.mark.parametrize("server_name", ["rlscale", "sglang"])
 def test_requests_are_aborted_on_the_engine_that_the_router_chose(
-    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server_name: str
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server_name: str, kind: str
 ) -> None:
     # The client takes every server with another name for SGLang and sends it single samples.
     monkeypatch.setattr(http_engine, "SERVER_NAME", server_name)
     fakes = [open_fake(stack) for _ in range(2)]
-    router, _ = open_router(stack, tmp_path, fakes)
+    router, _ = open_router(stack, tmp_path, fakes, kind=kind)
     params = replace(PARAMS, max_new_tokens=200)  # 1 s
 
     async def abort_half() -> tuple[list[list[Generation]], list[list[Generation]]]:
@@ -186,9 +203,9 @@ def test_requests_are_aborted_on_the_engine_that_the_router_chose(
     assert all(len(sample.output_ids) == 200 for samples in finished for sample in samples)
 
 
-def test_requests_without_the_key_are_refused(stack: ExitStack, tmp_path: Path) -> None:
+def test_requests_without_the_key_are_refused(stack: ExitStack, tmp_path: Path, kind: str) -> None:
     fakes = [open_fake(stack, "secret") for _ in range(2)]
-    router, _ = open_router(stack, tmp_path, fakes, "secret")
+    router, _ = open_router(stack, tmp_path, fakes, kind=kind, api_key="secret")
     assert router.api_key == "secret"
     assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, fakes[0], 6)))
 
@@ -200,8 +217,52 @@ def test_requests_without_the_key_are_refused(stack: ExitStack, tmp_path: Path) 
     assert asyncio.run(status("/workers", {"Authorization": "Bearer secret"})) == 200
 
 
-def test_a_dead_router_reports_its_status(stack: ExitStack, tmp_path: Path) -> None:
-    _, process = open_router(stack, tmp_path, [open_fake(stack)])
+def test_a_dead_router_reports_its_status(stack: ExitStack, tmp_path: Path, kind: str) -> None:
+    _, process = open_router(stack, tmp_path, [open_fake(stack)], kind=kind)
     assert process.poll() is None and process.pid is not None
     process.stop()
     assert str(process.poll()).startswith("router ended with status")
+
+
+HASHING = replace(CONFIG, policy=RouterPolicy.consistent_hashing)
+
+
+def owners(router: EngineAddress, fakes: list[FakeServer], groups: list[int]) -> dict[int, int]:
+    """The engine that gets each group, whose requests must all go to one."""
+    found = {}
+    for group in groups:
+        before = [fake.service.num_requests for fake in fakes]
+
+        async def send() -> None:
+            client = HttpEngine(EngineAddress(name="engine 0", url=fakes[0].url), timeout_s=30, router=router)
+            names = [f"train-{group}", f"train-{group}-{8 * group}", f"train-{group}-{8 * group}-1"]  # noqa: B023
+            await asyncio.gather(*[client.generate([5], PARAMS, rid=name) for name in names])
+            await client.close()
+
+        asyncio.run(send())
+        sent = [fake.service.num_requests - old for fake, old in zip(fakes, before, strict=True)]
+        assert sorted(sent) == [0] * (len(fakes) - 1) + [3], f"the requests of group {group} were divided: {sent}"
+        found[group] = sent.index(3)
+    return found
+
+
+def test_requests_of_a_group_go_to_one_engine_and_stay_when_another_leaves(
+    stack: ExitStack, tmp_path: Path, kind: str
+) -> None:
+    fakes, groups = [open_fake(stack) for _ in range(2)], list(range(12))
+    with ExitStack() as dying:
+        third = open_fake(dying)
+        left = third.url
+        router, process = open_router(stack, tmp_path, [*fakes, third], kind=kind, config=HASHING)
+        before = owners(router, [*fakes, third], groups)
+        assert set(before.values()) == {0, 1, 2}
+    end = time.monotonic() + 60
+    while process.num_healthy > 2:
+        assert time.monotonic() < end, "the router still sends requests to a dead engine"
+        time.sleep(0.2)
+    after = owners(router, fakes, groups)
+    if kind == "middleware":  # sglang-router moves other groups, too
+        assert {group: owner for group, owner in before.items() if owner != 2}.items() <= after.items()
+        new = open_fake(stack)
+        process.replace_worker(left, new.url)
+        assert owners(router, [*fakes, new], groups) == before, "the restarted engine must get its groups back"

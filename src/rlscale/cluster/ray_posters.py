@@ -37,7 +37,9 @@ class _PosterActor:
         log_to(log_folder, name)
         self._connections: dict[EngineAddress, HttpConnection] = {}
 
-    async def post(self, address: EngineAddress, body: Mapping[str, Any], timeout_s: float) -> tuple[Any, str | None]:
+    async def post(
+        self, address: EngineAddress, body: Mapping[str, Any], timeout_s: float, session: str | None
+    ) -> tuple[Any, str | None]:
         """The response, or the text of an EngineError: a failed request is no failure of the process."""
         connection = self._connections.get(address)
         if connection is None:
@@ -45,7 +47,7 @@ class _PosterActor:
             connection = HttpConnection(address, router=address, timeout_s=timeout_s)
             self._connections[address] = connection
         try:
-            return await connection.call("POST", "/generate", body, may_repeat=True), None
+            return await connection.call("POST", "/generate", body, may_repeat=True, session=session), None
         except EngineError as error:
             return None, str(error)
 
@@ -80,8 +82,13 @@ class RayPosters:
         self._in_flight = [0] * len(self._actors)
         self._lost: set[int] = set()
 
-    async def post(self, address: EngineAddress, body: Mapping[str, Any], *, timeout_s: float) -> Any:
+    async def post(
+        self, address: EngineAddress, body: Mapping[str, Any], *, timeout_s: float, session: str | None = None
+    ) -> Any:
         """The decoded response of `/generate`.
+
+        Args:
+            session: name for the router, which may send all requests of a session to one engine; None: it has none.
 
         Raises:
             EngineError: the engine refused or could not be reached, or no poster is left.
@@ -93,7 +100,7 @@ class RayPosters:
             index = min(present, key=self._in_flight.__getitem__)
             self._in_flight[index] += 1
             try:
-                answer, fault = await self._call(index, address, body, timeout_s)
+                answer, fault = await self._call(index, address, body, timeout_s, session)
                 break
             except RayError as error:
                 _logger.warning("poster %d is not used again: %s", index, error)
@@ -105,9 +112,10 @@ class RayPosters:
         return answer
 
     async def _call(
-        self, index: int, address: EngineAddress, body: Mapping[str, Any], timeout_s: float
+        self, index: int, *request: Any
     ) -> tuple[Any, str | None]:
-        call = self._actors[index].post.remote(address, body, timeout_s)
+        """Calls `_PosterActor.post` with its arguments."""
+        call = self._actors[index].post.remote(*request)
         is_done = False
         try:
             answer: tuple[Any, str | None] = await call

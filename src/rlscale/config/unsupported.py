@@ -46,11 +46,6 @@ class SupportedValues:
 
 UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
     UnsupportedFeature(name="prompts with media", keys=("data.multimodal_keys",)),
-    UnsupportedFeature(
-        name="rlscale's own router",
-        fix="remove it; router.enabled=true starts sglang-router",
-        keys=("router.use_middleware_router", "router.middleware_paths"),
-    ),
 )
 
 

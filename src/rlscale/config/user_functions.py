@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.rules import builtin_rewards, has_reward_engines, only_evaluates, uses_engines
+from rlscale.config.rules import builtin_rewards, has_reward_engines, only_evaluates, uses_engines, uses_router
 from rlscale.config.run_config import RunConfig
 from rlscale.config.slime_modules import VARIABLE, install_slime_modules
 from rlscale.errors import ConfigError, Problem
@@ -47,6 +47,9 @@ def _uses_megatron(config: RunConfig) -> bool:
 JUDGE = "judge"
 """Parameter of a reward that receives the client of `reward.engine`."""
 
+ROUTER = "router"
+"""Parameter of a middleware that receives the router."""
+
 LOGITS = "logits"
 """Parameter of `algo.custom_loss_function_path` that receives the logits of the policy."""
 
@@ -54,6 +57,13 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
     {
         hook.key: hook
         for hook in (
+            Hook(
+                key="router.middleware_paths",
+                arguments=("app",),
+                is_called=lambda config: uses_router(config) and config.router.use_middleware_router,
+                creates="an ASGI application",
+                optional=(ROUTER,),
+            ),
             Hook(
                 key="data.data_source_path",
                 arguments=("config", "tokenizer"),
@@ -199,11 +209,13 @@ def check_hooks(config: RunConfig) -> list[Problem]:
 
 def hook_paths(hook: Hook, config: RunConfig) -> dict[str, str]:
     """The dotted paths of a hook by key; a key of several by name, such as `reward.functions`, has a path for each."""
-    given: str | Mapping[str, str] | None = attrgetter(hook.key)(config)
+    given: str | Sequence[str] | Mapping[str, str] | None = attrgetter(hook.key)(config)
     if given is None:
         return {}
     if isinstance(given, str):
         return {hook.key: given}
+    if not isinstance(given, Mapping):
+        return {f"{hook.key}.{index}": path for index, path in enumerate(given)}
     # Names without a module are those of built-ins.
     return {f"{hook.key}.{name}": path for name, path in given.items() if re.match(DOTTED_PATH, path)}
 
@@ -263,6 +275,12 @@ def has_judge_parameter(function: Callable[..., Any]) -> bool:
     signature = _signature(function)
     parameter = None if signature is None else signature.parameters.get(JUDGE)
     return parameter is not None and parameter.default is parameter.empty
+
+
+def takes_router(middleware: Callable[..., Any]) -> bool:
+    """Whether a middleware has the parameter `router`."""
+    signature = _signature(middleware)
+    return signature is not None and ROUTER in signature.parameters
 
 
 def reads_logits(path: str) -> bool:

@@ -25,7 +25,7 @@ class Victim(StrEnum):
 _COMMAND_PARTS: Mapping[Victim, tuple[str, ...]] = {
     Victim.trainer: ("PolicyActor", "CriticActor"),
     Victim.engine: ("rlscale.cli.serve", "sglang/serve.py", "sglang::scheduler"),
-    Victim.router: ("sglang::router",),
+    Victim.router: ("sglang::router", "middleware_router.serve_router"),
 }
 
 

@@ -32,6 +32,7 @@ from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.middleware_router.middleware_launch import MiddlewareRouterLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout, further_engines
@@ -65,7 +66,7 @@ class RunEngines:
     ) -> None:
         self._config, self._restarts, self._report = prepared.config, restarts, report
         self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
-        self._router = build_router(self._config, self._servers, log_folder=log_folder, on_killed=restarts.allow)
+        self._router = build_router(prepared, self._servers, log_folder=log_folder, on_killed=restarts.allow)
         self._router_address: EngineAddress | None = None
         self._posters: RayPosters | None = None
         if self._config.network.use_distributed_post and self._servers.names:
@@ -269,14 +270,23 @@ def build_servers(
 
 
 def build_router(
-    config: RunConfig,
+    prepared: PreparedRun,
     servers: RayEngines | ElasticEngines | ExternalEngines,
     *,
     log_folder: Path,
     on_killed: Callable[[WorkerError], None],
 ) -> RayRouter | None:
     """The router of a run, not yet started; None: `router.enabled` is false, or the run starts no engines."""
+    config = prepared.config
     if not config.router.enabled or not servers.names or isinstance(servers, ExternalEngines):
         return None
-    launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=servers.api_key)
+    if config.router.use_middleware_router:
+        launch: RouterLaunch = MiddlewareRouterLaunch(
+            config=config.router,
+            api_key=servers.api_key,
+            model_path=prepared.model_path,
+            max_staleness=config.rollout.max_staleness,
+        )
+    else:
+        launch = RouterLaunch(python=find_python(config.sglang.python), config=config.router, api_key=servers.api_key)
     return RayRouter(launch, servers, log_folder=log_folder, on_killed=on_killed)

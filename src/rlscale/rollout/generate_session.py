@@ -89,6 +89,12 @@ def group_seed(seed: int, purpose: str, index: int) -> int:
     return int.from_bytes(digest, "little") % 2**31
 
 
+def _rid_purpose(purpose: str) -> str:
+    """The purpose in ids of requests, whose parts a dash ends: `eval-<set>` has two, so a set has no dash there."""
+    kind, dash, name = purpose.partition("-")
+    return kind + dash + name.replace("-", "_")
+
+
 class SessionFactory:
     """Opens the sessions of groups, and ends their requests when a rollout is complete.
 
@@ -119,7 +125,7 @@ class SessionFactory:
         """The session of a group, until `close`."""
         session = GenerateSession(
             params=replace(self._params, sampling_seed=self.group_seed(index)),
-            rid=f"{self._purpose}-{index}",
+            rid=f"{_rid_purpose(self._purpose)}-{index}",
             pool=self._pool,
             versions=versions,
             config=self._config,

@@ -10,28 +10,30 @@ from rlscale.config.groups.base import ConfigGroup
 
 
 class RouterPolicy(StrEnum):
-    """Load-balancing policies of sglang-router."""
+    """Load-balancing policies of a router."""
 
     cache_aware = "cache_aware"
     power_of_two = "power_of_two"
     round_robin = "round_robin"
     random = "random"
+    consistent_hashing = "consistent_hashing"
 
 
 @dataclass(kw_only=True)
 class RouterConfig(ConfigGroup):
-    """sglang-router in front of the engines, for generation requests only."""
+    """A router in front of the engines, for generation requests only: sglang-router or that of rlscale."""
 
     enabled: bool | None = None
     """Start sglang-router with the interpreter that has SGLang. false: the client sends each request to the engine with
-    the fewest requests in flight. None: true with `rollout.engine=sglang` and more than one engine, unless
-    `algo.use_rollout_routing_replay` is set.
+    the fewest requests in flight. None: true with `router.use_middleware_router`, or with `rollout.engine=sglang` and
+    more than one engine, unless `algo.use_rollout_routing_replay` is set.
     """
 
     policy: RouterPolicy = RouterPolicy.power_of_two
-    """Load-balancing policy of sglang-router. `power_of_two`: the less loaded of two random engines. `cache_aware`: the
-    engine that has seen the longest prefix of the prompt; useful for multi-turn generation, since all samples of a
-    prompt are one request anyway. `round_robin`: each engine in order. `random`: a random engine.
+    """Load-balancing policy of the router. `power_of_two`: the less loaded of two random engines. `consistent_hashing`:
+    all requests of a group go to one engine, which has their prefix in its cache; if it leaves, only its groups move.
+    `cache_aware`: the engine that has seen the longest prefix of the prompt (sglang-router only). `round_robin`: each
+    engine in order. `random`: a random engine.
     """
 
     # Limits and health checks.
@@ -51,9 +53,13 @@ class RouterConfig(ConfigGroup):
 
     # Router of rlscale.
     use_middleware_router: bool = False
-    """Start the router of rlscale, which runs `router.middleware_paths`, instead of sglang-router."""
+    """Start the router of rlscale, which runs `router.middleware_paths`, instead of sglang-router. Works with every
+    engine that the run starts, and passes on requests and answers unchanged.
+    """
 
     middleware_paths: list[str] = field(default_factory=list)
-    """Your own Starlette middlewares, each `package.module:name`, in the order in which they process a request. Needs
+    """Your own Starlette middlewares (ASGI classes), each `package.module:name`, in the order in which they process a
+    request. A class is called with `app`, and with `router` if it has this parameter.
+    `rlscale.engines.middleware_router.radix_tree_middleware:RadixTreeMiddleware` caches tokens by text. Needs
     `router.use_middleware_router`.
     """

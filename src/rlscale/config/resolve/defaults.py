@@ -163,7 +163,7 @@ def _set_weight_channel(draft: Draft) -> None:
 
 def _set_router(draft: Draft) -> None:
     cluster, sglang = draft.config.cluster, draft.config.sglang
-    draft.fill("router.enabled", uses_router(draft.config), "several SGLang engines need a router")
+    draft.fill("router.enabled", uses_router(draft.config), _router_reason(draft.config))
     if not draft.config.router.enabled or cluster.rollout_num_gpus is None:
         return  # a rule reports the missing number
     num_engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
@@ -171,6 +171,11 @@ def _set_router(draft: Draft) -> None:
     max_connections = sglang.server_concurrency * num_engines
     why = f"sglang.server_concurrency x {count_noun(num_engines, 'engine')}"
     draft.fill("router.max_connections", max_connections, why)
+
+
+def _router_reason(config: RunConfig) -> str:
+    is_named = config.router.use_middleware_router
+    return "router.use_middleware_router is set" if is_named else "several SGLang engines need a router"
 
 
 def _set_evaluation(draft: Draft) -> None:

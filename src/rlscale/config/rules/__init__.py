@@ -55,6 +55,7 @@ from rlscale.config.rules.conditions import (
     scores_samples,
     uses_engines,
     uses_router,
+    uses_sglang_router,
 )
 from rlscale.config.rules.model import check_given_rope_type
 from rlscale.config.rules.rule import IgnoredKey, Rule
@@ -91,6 +92,7 @@ __all__ = [
     "scores_samples",
     "uses_engines",
     "uses_router",
+    "uses_sglang_router",
     "warn_algo",
     "warn_ignored",
 ]

@@ -85,13 +85,20 @@ def uses_external_engines(config: RunConfig) -> bool:
 
 
 def uses_router(config: RunConfig) -> bool:
-    """Whether generation requests go through sglang-router."""
+    """Whether generation requests go through a router."""
     if not uses_engines(config) or config.router.enabled is False or uses_external_engines(config):
         return False
+    if config.router.use_middleware_router:
+        return True
     # sglang-router drops the request field that asks for expert routes.
     several = num_engine_gpus(config) > config.cluster.rollout_num_gpus_per_engine
     several = several and not config.algo.use_rollout_routing_replay
     return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)
+
+
+def uses_sglang_router(config: RunConfig) -> bool:
+    """Whether that router is sglang-router, which changes some requests."""
+    return uses_router(config) and not config.router.use_middleware_router
 
 
 def num_engine_gpus(config: RunConfig) -> int:

@@ -14,7 +14,7 @@ from rlscale.config.passthrough.sglang_sampling_params import (
     RESERVED,
     load_parameters,
 )
-from rlscale.config.rules.conditions import uses_engines, uses_external_engines, uses_router
+from rlscale.config.rules.conditions import uses_engines, uses_external_engines, uses_sglang_router
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -87,9 +87,12 @@ def router_passes_on_the_sampling_params(config: RunConfig) -> list[Problem]:
     """sglang-router silently drops some sampling parameters of a request."""
     given = config.rollout.sampling_params
     names = [name for name in DROPPED_BY_ROUTER if given.get(name) is not None]
-    if not names or not uses_router(config):
+    if not names or not uses_sglang_router(config):
         return []
-    rule, fix = f"be false with {KEY}.{names[0]}", "set router.enabled=false; sglang-router does not pass it on"
+    rule, fix = (
+        f"be false with {KEY}.{names[0]}",
+        "set router.enabled=false or router.use_middleware_router=true; sglang-router does not pass it on",
+    )
     return [Problem(path="router.enabled", rule=rule, value="true", fix=fix)]
 
 

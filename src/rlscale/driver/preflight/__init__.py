@@ -25,6 +25,7 @@ from rlscale.config.rules import (
     pipeline_stages,
     reward_engine_kind,
     uses_engines,
+    uses_sglang_router,
 )
 from rlscale.config.user_functions import check_hooks
 from rlscale.driver.preflight.buffer_service import check_buffer
@@ -64,7 +65,7 @@ def check_sglang(config: RunConfig) -> list[Problem]:
     judges = has_reward_engines(config) and reward_engine_kind(config) == RewardEngineKind.sglang
     generates = has_engines and config.rollout.engine == EngineKind.sglang
     serves = generates or judges
-    routes = has_engines and bool(config.router.enabled)
+    routes = has_engines and uses_sglang_router(config)
     if not serves and not routes:
         return []
     on_cpu = config.cluster.device == Device.cpu

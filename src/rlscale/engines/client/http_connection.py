@@ -21,6 +21,7 @@ READ_KEEP_ALIVE_S = 3.0
 # new one.
 WRITE_KEEP_ALIVE_S = 1.0
 NEW_CONNECTION = 0.0
+ROUTING_KEY = "X-SMG-Routing-Key"  # sglang-router's name for the session of a request
 MAX_ATTEMPTS = 3
 
 
@@ -48,17 +49,22 @@ class HttpConnection:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    async def call(self, method: str, path: str, body: Any = None, *, may_repeat: bool = False) -> Any:
+    async def call(
+        self, method: str, path: str, body: Any = None, *, may_repeat: bool = False, session: str | None = None
+    ) -> Any:
         """Sends a call and returns the decoded response.
 
         Args:
             may_repeat: the call may run twice, so it is retried when its connection drops. Otherwise only a connection
                 that was never established is retried.
+            session: name for the router, which may send all requests of a session to one engine; None: it has none.
         """
+        headers = _session_headers(session)
         max_idle_s = READ_KEEP_ALIVE_S if may_repeat else WRITE_KEEP_ALIVE_S
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                return await self._send(method, path, body, max_idle_s=max_idle_s if attempt == 1 else NEW_CONNECTION)
+                idle_s = max_idle_s if attempt == 1 else NEW_CONNECTION
+                return await self._send(method, path, body, max_idle_s=idle_s, headers=headers)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as e:
                 refused = isinstance(e, aiohttp.ClientConnectorError)
                 if not may_repeat or refused or attempt == MAX_ATTEMPTS:
@@ -76,10 +82,11 @@ class HttpConnection:
                 raise EngineError(f"{self.endpoint(path)} must answer, got {type(e).__name__}: {e}") from e
         raise AssertionError("unreachable")
 
-    async def stream(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any]]:
+    async def stream(self, path: str, body: Any, *, session: str | None = None) -> AsyncGenerator[dict[str, Any]]:
         """The JSON of each server-sent event of the response."""
+        pool, headers = self._session(max_idle_s=NEW_CONNECTION), _session_headers(session)
         try:
-            async with self._session(max_idle_s=NEW_CONNECTION).post(self._url(path), json=body) as response:
+            async with pool.post(self._url(path), json=body, headers=headers) as response:
                 if response.status != 200:
                     self._raise_refused(path, response.status, _decode_body(await response.read()))
                 async for event in _read_events(response.content):
@@ -120,8 +127,11 @@ class HttpConnection:
             )
         return self._sessions[max_idle_s]
 
-    async def _send(self, method: str, path: str, body: Any, *, max_idle_s: float) -> Any:
-        async with self._session(max_idle_s=max_idle_s).request(method, self._url(path), json=body) as response:
+    async def _send(
+        self, method: str, path: str, body: Any, *, max_idle_s: float, headers: Mapping[str, str] | None
+    ) -> Any:
+        pool, url = self._session(max_idle_s=max_idle_s), self._url(path)
+        async with pool.request(method, url, json=body, headers=headers) as response:
             raw = await response.read()
             answer = _decode_body(raw)
             if response.status != 200 or (isinstance(answer, Mapping) and answer.get("success") is False):
@@ -146,6 +156,10 @@ class HttpConnection:
 
     def _server(self, path: str) -> EngineAddress:
         return self._router if path == "/generate" else self._address
+
+
+def _session_headers(session: str | None) -> dict[str, str] | None:
+    return None if session is None else {ROUTING_KEY: session}
 
 
 async def _read_events(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:

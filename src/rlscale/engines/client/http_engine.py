@@ -17,7 +17,7 @@ from rlscale.engines.client.generate_messages import (
 )
 from rlscale.engines.client.http_connection import HttpConnection
 from rlscale.engines.client.in_flight_limit import InFlightLimit
-from rlscale.engines.client.request_ids import RequestIds
+from rlscale.engines.client.request_ids import RequestIds, routing_key
 from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
 from rlscale.types import (
@@ -37,10 +37,12 @@ FLUSH_TIMEOUT_S = 2.0  # from the last answer until SGLang no longer counts its 
 class GeneratePost(Protocol):
     """Sends a request to `/generate` of an address, e.g. from another process, and returns the decoded response.
 
-    Raises EngineError as `HttpConnection.call`. Cancelling it ends the request.
+    Raises EngineError as `HttpConnection.call`, which explains `session`. Cancelling it ends the request.
     """
 
-    async def __call__(self, address: EngineAddress, body: Mapping[str, Any], *, timeout_s: float) -> Any: ...
+    async def __call__(
+        self, address: EngineAddress, body: Mapping[str, Any], *, timeout_s: float, session: str | None = None
+    ) -> Any: ...
 
 
 class HttpEngine:
@@ -111,12 +113,13 @@ class HttpEngine:
         splits = self._is_sglang and n > 1
         async with self._limit_in_flight(n):
             with self._ids.open(rid, n if splits else 1) as ids:
+                session = self._session_of(rid)
                 if splits and self._router is not self._address:
-                    objects = await self._send_each(input_ids, params, ids, n=n)
+                    objects = await self._send_each(input_ids, params, ids, n=n, session=session)
                 elif splits:
                     objects = await self._send(build_batch_body(input_ids, params, ids, n=n), n=n)
                 else:
-                    objects = await self._send(build_body(input_ids, params, ids, n=n), n=n)
+                    objects = await self._send(build_body(input_ids, params, ids, n=n), n=n, session=session)
         return [self._parse(o, input_ids, params) for o in objects]
 
     async def stream(
@@ -126,7 +129,8 @@ class HttpEngine:
         finished = False
         with self._ids.open(rid, 1) as ids:
             body = {**build_body(input_ids, params, ids), "stream": True}
-            async with aclosing(self._connection.stream("/generate", body)) as events:
+            calls = self._connection.stream("/generate", body, session=self._session_of(rid))
+            async with aclosing(calls) as events:
                 async for event in events:
                     answer = self._parse(event, input_ids, params)
                     finished = bool(answer.finish_reason)
@@ -226,18 +230,28 @@ class HttpEngine:
     async def close(self) -> None:
         await self._connection.close()
 
-    async def _send(self, body: Mapping[str, Any], *, n: int) -> list[Mapping[str, Any]]:
+    def _session_of(self, rid: str | None) -> str | None:
+        """The session of a call for the router; None: there is no router, or the call has no name."""
+        return None if rid is None or self._router is self._address else routing_key(rid)
+
+    async def _send(self, body: Mapping[str, Any], *, n: int, session: str | None = None) -> list[Mapping[str, Any]]:
         if self._post is None:
-            answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
+            answer = await self._connection.call("POST", "/generate", body, may_repeat=True, session=session)
         else:
-            answer = await self._post(self._router, body, timeout_s=self._timeout_s)
+            answer = await self._post(self._router, body, timeout_s=self._timeout_s, session=session)
         objects = answer if isinstance(answer, list) else [answer]
         if len(objects) != n:
             raise EngineError(f"{self._connection.endpoint('/generate')} must return {n} answers, got {len(objects)}")
         return objects
 
     async def _send_each(
-        self, input_ids: Sequence[int], params: SamplingParams, ids: Sequence[str] | None, *, n: int
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        ids: Sequence[str] | None,
+        *,
+        n: int,
+        session: str | None,
     ) -> list[Mapping[str, Any]]:
         """`n` single requests: sglang-router refuses a batch with parameters or ids of each sample."""
         seed = params.sampling_seed
@@ -249,7 +263,7 @@ class HttpEngine:
             )
             for j in range(n)
         ]
-        calls = [asyncio.ensure_future(self._send(body, n=1)) for body in bodies]
+        calls = [asyncio.ensure_future(self._send(body, n=1, session=session)) for body in bodies]
         try:
             return [(await call)[0] for call in calls]
         finally:

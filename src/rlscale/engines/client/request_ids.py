@@ -4,6 +4,16 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from urllib.parse import quote
+
+
+def routing_key(rid: str) -> str:
+    """The session of a request for a router: the part of its name that all requests of a group have.
+
+    That is `train-<group>`, or `eval-<set>-<group>`; the trajectory and the number of the request may follow.
+    """
+    num_parts = 3 if rid.startswith("eval-") else 2
+    return quote("-".join(rid.split("-")[:num_parts]))
 
 
 class RequestIds:

@@ -67,6 +67,18 @@ class RouterLaunch:
             "log_level": "warn",
         }
 
+    @property
+    def process_class(self) -> "type[RouterProcess]":
+        return RouterProcess
+
+    def command(self, arguments: Path) -> list[str]:
+        """The command line; its last part is the file with the arguments."""
+        return [str(self.python), str(ROUTE), str(arguments)]
+
+    def inherited(self) -> dict[str, str]:
+        """The part of this process's environment that the router inherits."""
+        return foreign_environment(os.environ)
+
     def open(
         self, log_folder: Path, workers: Sequence[EngineAddress], *, host: str = LOOPBACK
     ) -> tuple[EngineAddress, "RouterProcess"]:
@@ -77,11 +89,11 @@ class RouterLaunch:
         file = log_folder / "router_arguments.json"
         arguments = self.arguments(host, port, [worker.url for worker in workers])
         file.write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
-        env = foreign_environment(os.environ)
+        env = self.inherited()
         if self.api_key is not None:
             env[API_KEY_VARIABLE] = self.api_key
-        return address, RouterProcess(
-            [str(self.python), str(ROUTE), str(file)],
+        return address, self.process_class(
+            self.command(file),
             name=NAME,
             url=address.url,
             env=env,
@@ -104,17 +116,26 @@ class RouterProcess(EngineProcess):
 
         Raises EngineError when the router dies or does not accept `new`.
         """
-        body: dict[str, Any] = {"url": new}
-        if self._api_key is not None:
-            body["api_key"] = self._api_key
         workers = self._workers()
         old_ids = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
         # An earlier call that was interrupted may have added `new` already.
         if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):
-            self._call("POST", "/workers", body)
+            self._add(new, replaces=old)
         for worker_id in old_ids:
-            self._call("DELETE", f"/workers/{worker_id}")
+            self._remove(worker_id)
         self.wait_ready(CALL_TIMEOUT_S * 3)
+
+    def _add(self, new: str, *, replaces: str) -> None:
+        """Adds the engine `new`; `replaces` is removed by the caller."""
+        self._post_worker({"url": new})
+
+    def _remove(self, worker_id: str) -> None:
+        self._call("DELETE", f"/workers/{worker_id}")
+
+    def _post_worker(self, body: dict[str, Any]) -> None:
+        if self._api_key is not None:
+            body = {**body, "api_key": self._api_key}
+        self._call("POST", "/workers", body)
 
     @property
     def num_healthy(self) -> int:

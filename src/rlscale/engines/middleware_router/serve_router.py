@@ -1,0 +1,65 @@
+"""Runs the middleware router with the arguments of a JSON file: `python -m ...serve_router arguments.json`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from rlscale.config import RouterPolicy
+from rlscale.config.user_functions import load_hook
+from rlscale.engines.middleware_router.forwarding import EngineCalls
+from rlscale.engines.middleware_router.router_app import MiddlewareRouter
+from rlscale.engines.middleware_router.worker_table import WorkerTable
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, KEEPALIVE_S
+
+MIDDLEWARES_KEY = "router.middleware_paths"
+
+
+def build_server(arguments: dict[str, Any], *, api_key: str | None) -> uvicorn.Server:
+    """The server with its engines and middlewares, not started yet.
+
+    Raises:
+        ConfigError: a middleware cannot be imported.
+    """
+    table = WorkerTable(RouterPolicy(arguments["policy"]), failure_threshold=arguments["health_failure_threshold"])
+    for url in arguments["worker_urls"]:
+        table.add(url, api_key=api_key)
+    calls = EngineCalls(
+        table,
+        timeout_s=arguments["request_timeout_s"],
+        max_running=arguments["max_concurrent_requests"],
+        check_interval_s=arguments["health_check_interval_s"],
+    )
+    router = MiddlewareRouter(calls, model_path=arguments["model_path"], max_staleness=arguments["max_staleness"])
+    middlewares = [load_hook(MIDDLEWARES_KEY, path) for path in arguments["middleware_paths"]]
+    config = uvicorn.Config(
+        router.build_app(middlewares, api_key=api_key),
+        host=arguments["host"],
+        port=arguments["port"],
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=int(KEEPALIVE_S),  # a pooled connection of a client outlives a pause between two rollouts
+        timeout_graceful_shutdown=1,
+        lifespan="on",
+    )
+    return uvicorn.Server(config)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    arguments = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    # The file is a readable record of the run; secrets are passed in the environment.
+    api_key = os.environ.pop(API_KEY_VARIABLE, None)
+    # Modules of the user are where the driver was started.
+    os.chdir(arguments["working_folder"])
+    build_server(arguments, api_key=api_key).run()
+
+
+if __name__ == "__main__":
+    main()
