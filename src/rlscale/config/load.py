@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from rlscale.config.check_fields import CheckedFields, check_fields
+from rlscale.config.engine_models import merge_engine_file
 from rlscale.config.errors import ALL_KEYS, DEFAULT, DERIVED, show
 from rlscale.config.groups.custom import merge_custom_file
 from rlscale.config.hydra.compose import Composed, compose
@@ -88,6 +89,7 @@ def load_parsed(
     composed = compose(line.overrides, command_line_keys=line.keys, folders=folders)
     problems = line.problems + composed.problems
     problems += [with_origin(problem, composed) for problem in merge_custom_file(composed.values, line.overrides)]
+    problems += [with_origin(problem, composed) for problem in merge_engine_file(composed.values, composed.is_given)]
     checked = check_fields(composed.values, composed.origin)
     # A key that is unset because its override was wrong must not be reported a second time.
     reported = line.broken | composed.broken

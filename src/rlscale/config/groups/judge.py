@@ -29,6 +29,11 @@ class RewardEngineKind(StrEnum):
 class RewardEngineConfig(ConfigGroup):
     """Engines of a judge or reward model, on GPUs that neither trainer nor rollout engines use."""
 
+    name: Annotated[str | None, Field(min_length=1)] = None
+    """Model of the file `sglang.config`, which then sets the keys below. None: there is no such file, or its models are
+    not asked by rewards.
+    """
+
     num_gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs of all of these engines. 0: there are none."""
 

@@ -22,6 +22,12 @@ class SglangConfig(ConfigGroup):
     has SGLang, else the one installed by `bin/install-sglang-cpu` in this checkout.
     """
 
+    config: Annotated[str | None, Field(min_length=1)] = None
+    """YAML file with several models, in slime's form: name, model, GPUs and server arguments of each. The model whose
+    weights are updated is the policy: it sets `cluster.rollout_num_gpus`, `cluster.rollout_num_gpus_per_engine` and
+    `sglang.<argument>`. `reward.engine.name` names another one. None: these keys alone.
+    """
+
     server_concurrency: Annotated[int, Field(gt=0)] = 512
     """Maximum number of samples in flight per engine; further requests wait in order in the client. A request counts as
     the number of samples it requests.

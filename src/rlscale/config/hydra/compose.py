@@ -58,6 +58,11 @@ class Composed:
     broken: set[str] = field(default_factory=set)
     read: YamlFiles | None = field(default=None, repr=False)  # None: composed by Hydra
 
+    def is_given(self, path: str) -> bool:
+        """Whether the user gave the value of `path`: on the command line, or in a file outside of rlscale."""
+        origin = self.origin(path)
+        return bool(origin) and not origin.startswith(short_path(self.folders.main))
+
     def origin(self, path: str) -> str:
         """The origin of the value of `path`: `command line`, a file and line, or empty for a default."""
         if any(path == key or path.startswith(f"{key}.") for key in self.command_line_keys):

@@ -8,8 +8,15 @@ from rlscale.architectures.family import find_family
 from rlscale.config.addresses import EXAMPLE, advise_address
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.groups.router import RouterPolicy
 from rlscale.config.passthrough.sglang_python import check_python
-from rlscale.config.rules.conditions import attaches, uses_engines, uses_external_engines, uses_router
+from rlscale.config.rules.conditions import (
+    attaches,
+    uses_engines,
+    uses_external_engines,
+    uses_router,
+    uses_sglang_router,
+)
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -25,7 +32,7 @@ def interpreter_has_sglang(config: RunConfig) -> list[Problem]:
     if config.sglang.python is None or attaches(config) or not uses_engines(config):
         return []
     serves = config.rollout.engine == EngineKind.sglang
-    routes = uses_router(config)
+    routes = uses_sglang_router(config)
     if not serves and not routes:
         return []
     # The device is not resolved yet. Support for CPUs is checked after that.
@@ -38,8 +45,10 @@ def engine_returns_routes(config: RunConfig) -> list[Problem]:
     if not config.algo.use_rollout_routing_replay:
         return []
     rule, problems = "be {} with algo.use_rollout_routing_replay", []
-    if uses_router(config):
-        fix = "remove it; sglang-router does not pass on the request for routes"
+    if uses_sglang_router(config):
+        fix = (
+            "remove it, or set router.use_middleware_router=true; sglang-router does not pass on the request for routes"
+        )
         problems.append(Problem(path="router.enabled", rule=rule.format("false"), value="true", fix=fix))
     stages = config.sglang.server_args.get("pp_size")
     if config.rollout.engine == EngineKind.sglang and stages not in (None, 1):
@@ -111,10 +120,34 @@ def middleware_router_is_enabled(config: RunConfig) -> list[Problem]:
     return [Problem(path="router.use_middleware_router", rule=rule, value="true", fix=fix)]
 
 
+@rule
+def middleware_router_has_the_policy(config: RunConfig) -> list[Problem]:
+    """Only sglang-router knows the prefixes that engines have seen."""
+    if not uses_router(config) or uses_sglang_router(config) or config.router.policy != RouterPolicy.cache_aware:
+        return []
+    rule = "not be cache_aware with router.use_middleware_router"
+    fix = "choose router.policy=consistent_hashing, which keeps the requests of a group on one engine"
+    return [Problem(path="router.policy", rule=rule, value="cache_aware", fix=fix)]
+
+
+@rule
+def external_engines_have_no_models(config: RunConfig) -> list[Problem]:
+    """The run does not start external engines, so it cannot give them models."""
+    if config.sglang.config is None or not uses_external_engines(config) or not uses_engines(config):
+        return []
+    rule, fix = f"be null with {_external_key(config)}", "remove one of them"
+    return [Problem(path="sglang.config", rule=rule, value=show(config.sglang.config), fix=fix)]
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
     IgnoredKey(
+        names=("sglang.config",),
+        when=lambda config: config.rollout.engine == EngineKind.embedded,
+        why="rollout.engine is not sglang",
+    ),
+    IgnoredKey(
         names=("sglang",),
-        when=lambda config: config.rollout.engine != EngineKind.sglang and not uses_router(config),
+        when=lambda config: config.rollout.engine != EngineKind.sglang and not uses_sglang_router(config),
         why="rollout.engine is not sglang",
     ),
     IgnoredKey(

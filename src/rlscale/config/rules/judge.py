@@ -40,6 +40,16 @@ def judge_has_engines(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def named_reward_engine_has_a_file(config: RunConfig) -> list[Problem]:
+    """`reward.engine.name` names a model of `sglang.config`, whose file is checked when it is read."""
+    name = config.reward.engine.name
+    if name is None or config.sglang.config is not None or not uses_engines(config):
+        return []
+    rule, fix = "be null without sglang.config", "set sglang.config to the file that has this model"
+    return [Problem(path="reward.engine.name", rule=rule, value=show(name), fix=fix)]
+
+
+@rule
 def reward_engines_are_used(config: RunConfig) -> list[Problem]:
     """Functions of users are checked when they are imported, and rows of `reward.type` when they are read."""
     reward = config.reward

@@ -222,8 +222,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "engine_returns_routes",
         {"algo.use_rollout_routing_replay": True, "router.enabled": True},
-        "router.enabled must be false with algo.use_rollout_routing_replay, got true; remove it; "
-        "sglang-router does not pass on the request for routes",
+        "router.enabled must be false with algo.use_rollout_routing_replay, got true; remove it, or set "
+        "router.use_middleware_router=true; sglang-router does not pass on the request for routes",
         {"algo.use_rollout_routing_replay": True, "rollout.engine": "sglang", "cluster.rollout_num_gpus": 4},
     ),
     (
@@ -289,6 +289,31 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"router.middleware_paths": ["a:b"], "router.enabled": True},
         'router.middleware_paths must be empty without router.use_middleware_router, got ["a:b"]',
         {"router.middleware_paths": ["a:b"], "router.use_middleware_router": True},
+    ),
+    (
+        "engine_returns_routes",
+        {"algo.use_rollout_routing_replay": True, "router.enabled": True},
+        "router.enabled must be false with algo.use_rollout_routing_replay, got true",
+        {"algo.use_rollout_routing_replay": True, "router.use_middleware_router": True},
+    ),
+    (
+        "middleware_router_has_the_policy",
+        {"router.use_middleware_router": True, "router.policy": "cache_aware"},
+        "router.policy must not be cache_aware with router.use_middleware_router, got cache_aware; choose "
+        "router.policy=consistent_hashing",
+        {"router.use_middleware_router": True, "router.policy": "consistent_hashing"},
+    ),
+    (
+        "external_engines_have_no_models",
+        {"rollout.engine": "external", ADDRESSES: ["host:1"], "sglang.config": "models.yaml"},
+        "sglang.config must be null with rollout.engine=external, got models.yaml; remove one of them",
+        {"rollout.engine": "sglang", "sglang.config": "models.yaml"},
+    ),
+    (
+        "named_reward_engine_has_a_file",
+        {"reward.engine.name": "judge"},
+        "reward.engine.name must be null without sglang.config, got judge",
+        {"reward.engine.name": "judge", "sglang.config": "models.yaml"},
     ),
     (
         "middleware_router_is_enabled",
