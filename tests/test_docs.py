@@ -45,9 +45,17 @@ def commands(name: str = "rlscale-train") -> list[list[str]]:
     return [line[line.index(name) + 1 :] for line in words if name in line]
 
 
+def named_files() -> dict[str, str]:
+    """The YAML files of the pages whose first line is a comment with their name."""
+    found = [block for page in PAGES for block in blocks(page, "yaml")]
+    return {name[1]: block for block in found if (name := re.match(r"# ([\w-]+\.yaml)\n", block))}
+
+
 @pytest.mark.parametrize("argv", commands(), ids=" ".join)
 def test_every_command_is_accepted(argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for name, content in named_files().items():
+        (tmp_path / name).write_text(content)
     python = str(fake_interpreter(tmp_path / "sglang"))
     argv = [word.replace("/opt/sglang/bin/python", python) for word in argv]
     jobs: list[RunConfig] = []

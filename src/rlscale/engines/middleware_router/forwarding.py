@@ -79,7 +79,7 @@ class EngineCalls:
             if session is not None:
                 await session.close()
 
-    async def send(self, call: Call) -> Answer:
+    async def send(self, call: Call) -> EngineAnswer:
         """The answer of an engine, whose body is not read yet: the caller closes it.
 
         Raises:
@@ -93,7 +93,7 @@ class EngineCalls:
         except BaseException:
             self.num_running -= 1
             raise
-        return Answer(self, worker, response)
+        return EngineAnswer(self, worker, response)
 
     async def _send_to_one(self, call: Call) -> tuple[Worker, aiohttp.ClientResponse]:
         refused: dict[str, str] = {}  # reason by id of the worker
@@ -173,7 +173,7 @@ class EngineCalls:
             return False
 
 
-class Answer:
+class EngineAnswer:
     """The answer of an engine. `close` is called once, whether or not the body was read."""
 
     def __init__(self, calls: EngineCalls, worker: Worker, response: aiohttp.ClientResponse) -> None:

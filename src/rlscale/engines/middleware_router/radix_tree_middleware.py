@@ -83,18 +83,18 @@ class RadixTreeMiddleware:
                 self._add_answer(prompt, each)
 
     def _find(self, text: str, *, oldest: int = 0) -> tuple[Entry | None, list[int]]:
-        """The entry of the longest cached prefix of a text, and the tokenizer's tokens of the rest."""
+        """The entry of the longest cached prefix of a text, and the tokenizer's tokens of the remainder."""
         found = self.tree.longest(text, oldest=oldest)
         self.num_hits += found is not None
         self.num_misses += found is None
         self.num_hit_tokens += 0 if found is None else sum(len(each.token_ids) for each in found.chain())
-        rest = text if found is None else text[found.num_chars :]
-        return found, self._tokenizer.encode(rest, add_special_tokens=False) if rest else []
+        remainder = text if found is None else text[found.num_chars :]
+        return found, self._tokenizer.encode(remainder, add_special_tokens=False) if remainder else []
 
     def _tokenize(self, text: str) -> Entry:
         """The entry of a text, which may be new."""
-        found, rest = self._find(text)
-        return found if found is not None and not rest else self.tree.insert(text, rest, base=found)
+        found, remainder = self._find(text)
+        return found if found is not None and not remainder else self.tree.insert(text, remainder, base=found)
 
     def _replace_text(self, body: bytes) -> tuple[_Prompt | None, bytes]:
         """The prompt of a request, and the body to send; None: there is none to cache, e.g. in a batch."""
@@ -179,13 +179,13 @@ class RadixTreeMiddleware:
             message = f"text must be a text that is not empty, got {text!r}"
             return JSONResponse({"error": {"message": message, "type": "BadRequest"}}, status_code=400)
         oldest = body.get("oldest_version")
-        entry, rest = self._find(text, oldest=oldest if isinstance(oldest, int) else 0)
+        entry, remainder = self._find(text, oldest=oldest if isinstance(oldest, int) else 0)
         found = CachedTokens([], [], [], [], 0) if entry is None else collect_tokens(entry)
-        number, num_tokens = len(rest), len(found.token_ids) + len(rest)
+        number, num_tokens = len(remainder), len(found.token_ids) + len(remainder)
         versions = [None if each == PROMPT_VERSION else each for each in found.weight_versions]
         return JSONResponse(
             {
-                "tokens": found.token_ids + rest,
+                "tokens": found.token_ids + remainder,
                 "response": text,
                 "loss_mask": found.loss_mask + [0] * number,
                 "token_length": num_tokens,

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlscale.config.user_functions import takes_router
 from rlscale.engines.client.http_connection import ROUTING_KEY
-from rlscale.engines.middleware_router.forwarding import Answer, Call, EngineCalls, ForwardError
+from rlscale.engines.middleware_router.forwarding import Call, EngineAnswer, EngineCalls, ForwardError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 BODY_KEYS = ("routing_key", "session_id")
 """Entries of a request's body that name its session if there is no header."""
 
-CLIENT_CLOSED = 499  # the client disconnected, so nobody reads it
+CLIENT_CLOSED = 499  # the client has disconnected and does not read it
 
 
 class MiddlewareRouter:
@@ -151,7 +151,7 @@ class MiddlewareRouter:
 class _Stream(StreamingResponse):
     """A streamed answer, closed also if its client disconnects before the first chunk."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: EngineAnswer) -> None:
         super().__init__(answer.chunks(), answer.status, headers=answer.headers, media_type=answer.content_type)
         self._answer = answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -17,6 +18,11 @@ from rlscale.engines.middleware_router.forwarding import EngineCalls
 from rlscale.engines.middleware_router.router_app import MiddlewareRouter
 from rlscale.engines.middleware_router.worker_table import WorkerTable
 from rlscale.engines.server.http_server import API_KEY_VARIABLE, KEEPALIVE_S
+
+FULL_COLLECTION_EVERY = 1000
+"""Collections of the middle generation between two full ones. Python's default of 10 is for small heaps: a full one
+visits every entry of a cache and frees nothing, since entries hold no reference cycles once they are removed.
+"""
 
 MIDDLEWARES_KEY = "router.middleware_paths"
 
@@ -56,6 +62,7 @@ def main() -> None:
     arguments = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     # The file is a readable record of the run; secrets are passed in the environment.
     api_key = os.environ.pop(API_KEY_VARIABLE, None)
+    gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_EVERY)
     # Modules of the user are where the driver was started.
     os.chdir(arguments["working_folder"])
     build_server(arguments, api_key=api_key).run()
