@@ -89,5 +89,7 @@ def argument_values(config: RunConfig) -> dict[str, Any]:
     # Arguments that functions in slime's form read and that have no key.
     values["eval_max_context_len"] = config.rollout.max_context_len
     values["sglang_dp_size"] = 1
+    values["sglang_config"] = config.sglang.config
+    values["sglang_reward_model"] = config.reward.engine.name
     passed = {f"sglang_{name}": value for name, value in config.sglang.server_args.items()}
     return config.megatron.core_args | values | passed

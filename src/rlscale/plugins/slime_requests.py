@@ -81,7 +81,15 @@ async def get(url: str) -> Any:
 
 
 def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> str:
-    """The URL of an endpoint of the run's engines. There is one model: the policy."""
+    """The URL of an endpoint of the engines of the policy.
+
+    Raises:
+        ValueError: it names the model of `reward.engine.name`, which rewards ask.
+    """
+    if model_name == getattr(args, "sglang_reward_model", None):
+        raise ValueError(
+            f"get_model_url must name the policy, got {model_name}; rewards ask that model by their parameter judge"
+        )
     return f"http://{args.sglang_router_ip}:{args.sglang_router_port}{endpoint}"
 
 

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from rlscale.config import load_config
+from rlscale.plugins.args_view import Args
 from rlscale.plugins.sample_view import DocumentSample
 from rlscale.plugins.slime_generation import generate
 from rlscale.plugins.slime_requests import (
     current_session,
     engine_address,
     from_document_params,
+    get_model_url,
     post,
     to_document_params,
 )
@@ -107,3 +110,12 @@ def test_the_default_generation_fills_a_sample() -> None:
     within(session, lambda: generate(Arguments(), sample, params))
     assert session.requests[1][0] == [49, 43, 50, 51] and session.requests[1][1].max_new_tokens == 6
     assert sample.response_length == 4
+
+
+def test_only_the_policy_has_a_url() -> None:
+    config = load_config([])
+    runtime = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "sglang_reward_model": "judge"}
+    args = Args(config, runtime=runtime)
+    assert get_model_url(args, "actor", "/v1/models") == "http://127.0.0.1:30000/v1/models"
+    with pytest.raises(ValueError, match="must name the policy, got judge"):
+        get_model_url(args, "judge")
