@@ -31,9 +31,9 @@ class RouterConfig(ConfigGroup):
 
     policy: RouterPolicy = RouterPolicy.power_of_two
     """Load-balancing policy of the router. `power_of_two`: the less loaded of two random engines. `consistent_hashing`:
-    all requests of a group go to one engine, which has their prefix in its cache; if it leaves, only its groups move.
-    `cache_aware`: the engine that has seen the longest prefix of the prompt (sglang-router only). `round_robin`: each
-    engine in order. `random`: a random engine.
+    all requests of a group go to one engine, which has their prefix in its cache. If it leaves, the router of rlscale
+    moves only its groups. `cache_aware`: the engine that has seen the longest prefix of the prompt (sglang-router
+    only). `round_robin`: each engine in order. `random`: a random engine.
     """
 
     # Limits and health checks.
@@ -42,7 +42,7 @@ class RouterConfig(ConfigGroup):
 
     max_connections: Annotated[int | None, Field(gt=0)] = None
     """Maximum number of requests in flight at the router; it rejects more with status 429. None:
-    `sglang.server_concurrency` * number of engines, which the client never exceeds.
+    `sglang.server_concurrency` * number of engines, which the client never exceeds; 65536 with embedded engines.
     """
 
     health_check_failure_threshold: Annotated[int, Field(gt=0)] = 3

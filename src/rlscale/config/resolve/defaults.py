@@ -36,6 +36,9 @@ from rlscale.config.run_config import RunConfig
 from rlscale.config.to_yaml import config_hash
 from rlscale.errors import count_noun
 
+UNLIMITED_CONNECTIONS = 65_536
+"""More requests than a router has connections for."""
+
 
 def resolve(config: RunConfig, *, has_cuda: Callable[[], bool] | None = None) -> tuple[RunConfig, list[Derived]]:
     """Returns a new, complete config and the derived values with their reasons.
@@ -168,6 +171,8 @@ def _set_router(draft: Draft) -> None:
         return  # a rule reports the missing number
     num_engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
     draft.fill("router.timeout_s", draft.config.rollout.timeout_s, "rollout.timeout_s")
+    if draft.config.rollout.engine == EngineKind.embedded:
+        draft.fill("router.max_connections", UNLIMITED_CONNECTIONS, "embedded engines queue all requests themselves")
     max_connections = sglang.server_concurrency * num_engines
     why = f"sglang.server_concurrency x {count_noun(num_engines, 'engine')}"
     draft.fill("router.max_connections", max_connections, why)

@@ -49,6 +49,10 @@ def test_the_router_of_rlscale_needs_no_sglang_and_is_derived() -> None:
     assert loaded.config.router.enabled is True
     assert any("router.use_middleware_router is set" in str(each) for each in loaded.derived)
     assert load_config(["cluster.rollout_num_gpus=2"]).router.enabled is False
+    # The embedded engine takes any number of requests; SGLang's are limited by the client, too.
+    assert loaded.config.router.max_connections == 65_536
+    limited = load_config(["rollout=sglang", "router.use_middleware_router=true", "cluster.rollout_num_gpus=2"])
+    assert limited.router.max_connections == 1024
 
 
 def test_a_key_is_in_no_file_and_on_no_command_line(tmp_path: Path) -> None:
