@@ -111,9 +111,7 @@ class RayPosters:
             raise EngineError(fault)
         return answer
 
-    async def _call(
-        self, index: int, *request: Any
-    ) -> tuple[Any, str | None]:
+    async def _call(self, index: int, *request: Any) -> tuple[Any, str | None]:
         """Calls `_PosterActor.post` with its arguments."""
         call = self._actors[index].post.remote(*request)
         is_done = False
