@@ -211,6 +211,7 @@ class Generation:
     finish_reason: str  # "stop" | "length" | "abort"; "" in partial responses of a stream
     text: str
     engine: str  # name of the engine that responded
+    queued_s: float = field(default=0.0, compare=False)  # before the engine began, as far as it is known
     # If requested, of prompt and response except the last token: [tokens - 1, layers, chosen]
     routes: RouteIds | None = field(default=None, compare=False)
 
@@ -358,6 +359,7 @@ class TrainBatch:
     version: WeightVersion  # current weights when the rollout was passed to the trainer
     rollout_id: int = 0
     logprob_samples: tuple[int, ...] = ()  # samples whose logprobs the trainer returns
+    returns_columns: bool = False  # the trainer returns its token columns
     routes: RouteIds | None = field(default=None, compare=False)  # [T, layers, chosen] by engines; None: not requested
     # [S, K] rewards by name, the same for all samples of a trajectory; None: `rewards` is the only one
     named_rewards: Float32 | None = None
@@ -445,6 +447,9 @@ class TrainResult:
     num_epochs: int = 1  # passes over the rollout; `steps` has those of the first one, of the second one, ...
     # Of the samples in `TrainBatch.logprob_samples`, by the weights before this rollout's steps. [R]; NaN: not computed
     logprobs: dict[int, Float32] = field(default_factory=dict)
+    # [T] of all samples, by name: advantages, returns, values, logprobs of other passes; with `returns_columns`
+    columns: dict[str, Float32] = field(default_factory=dict)
+    device_flops: float | None = None  # operations per second of one rank's device; None: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

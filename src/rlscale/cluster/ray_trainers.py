@@ -91,13 +91,12 @@ class RayTrainers:
         critic, policy = await self._gather_both(
             self._critic.calls("train", ray.put(returns)), self._policy.calls("optimize")
         )
-        return TrainResult(
+        result: TrainResult = replace(
+            policy,
             steps=[{**ours, **theirs} for ours, theirs in zip(policy.steps, critic.steps, strict=True)],
-            metrics=policy.metrics,
             seconds=policy.seconds | critic.seconds,
-            logprobs=policy.logprobs,
-            num_epochs=policy.num_epochs,
         )
+        return result
 
     def _plan_critic_steps(self, batch: TrainBatch, steps: list[StepPlan]) -> list[StepPlan]:
         """The same steps, split for the number of the critic's ranks."""

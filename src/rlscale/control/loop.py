@@ -27,6 +27,7 @@ from rlscale.control.evaluation_schedule import EvaluationSchedule
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.gc_tuning import rare_full_collections
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
+from rlscale.control.loop_lag import LoopLag
 from rlscale.control.producer import FinishedRollout, Producer, ProducerState
 from rlscale.control.signals import cancel_this_task
 from rlscale.control.staleness import VersionGate, check_staleness
@@ -35,6 +36,8 @@ from rlscale.data.column_buffers import ColumnBuffers
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.observe.metrics.step_metrics import rollout_metrics, train_metrics
 from rlscale.observe.metrics.timers import Timers
+from rlscale.observe.metrics.utilization import utilization
+from rlscale.rollout.group_buffer import GroupBuffer
 from rlscale.rollout.ledger import LedgerPage, outcome_metrics
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
 
@@ -54,10 +57,9 @@ class TrainingLoop:
             num_critic_only=config.num_critic_only,
             watch=config.open_failure_watch(),
         )
-        if deps.user_rollout is not None:
-            self._producer.set_user_rollout(deps.user_rollout)
+        self._producer.set_buffer(GroupBuffer(deps.source, deps.user_rollout, deps.timelines))
         self._overlaps = config.max_staleness > 0
-        self._timers, self._buffers = Timers(), ColumnBuffers()
+        self._timers, self._buffers, self._lag = Timers(), ColumnBuffers(), LoopLag()
         self._evaluation = EvaluationSchedule(config, deps, progress, self._timers)
         self._checkpoints = CheckpointSchedule(config, deps, progress, self._producer)
 
@@ -73,12 +75,14 @@ class TrainingLoop:
             with rare_full_collections():
                 async with asyncio.TaskGroup() as tasks:
                     producing = tasks.create_task(self._producer.run())
+                    watching = tasks.create_task(self._lag.run())
                     if self._overlaps:
                         self._evaluation.start_first(tasks)
                     while not self._is_done():
                         await self._step(tasks)
                     await self._evaluation.finish()
                     producing.cancel()
+                    watching.cancel()
         await self._evaluation.run_last()
         return self.progress
 
@@ -142,6 +146,7 @@ class TrainingLoop:
         self._timers.add("rollout", wait_s)  # the part of the rollout's time that this step waited
         metrics = {
             "queue/length": float(num_ready),
+            "queue/age_s": rollout.waited_s,
             "time/trainer_wait_s": wait_s,
             "time/generation_s": rollout.seconds,
         }
@@ -181,7 +186,7 @@ class TrainingLoop:
                 rollout.rollout_id,
                 rollout.groups,
                 batch=batch,
-                logprobs=result.logprobs,
+                result=result,
             )
         )
         try:
@@ -199,7 +204,10 @@ class TrainingLoop:
             seconds=rollout.seconds,
             warn=self._deps.observer.warn,
         )
-        return measured | staleness | train_metrics(result)
+        used = utilization(batch, result, cost=self._config.policy_cost, num_ranks=self._config.num_trainer_ranks)
+        if self._deps.source.has_rewards:
+            measured["rollout/rewards"] = float(batch.rewards.mean())
+        return measured | staleness | train_metrics(result) | used
 
     def _build_batch(self, rollout: FinishedRollout, rewards: Float32 | None) -> tuple[TrainBatch, dict[str, float]]:
         """The batch, and the age of its tokens. `rewards` replace those of the samples. [S]"""
@@ -215,6 +223,7 @@ class TrainingLoop:
             batch,
             rollout_id=rollout.rollout_id,
             logprob_samples=self._deps.observer.choose_logprob_samples(rollout.groups),
+            returns_columns=self._deps.observer.wants_columns,
         )
         if rewards is not None:
             batch = replace(batch, rewards=rewards)
@@ -291,8 +300,12 @@ class TrainingLoop:
         metrics["throughput/tokens_per_s"] = num_tokens / seconds["step"]
         metrics["throughput/samples_per_s"] = sum(len(g.samples) for g in rollout.groups) / seconds["step"]
         metrics["weights/version"] = float(self.progress.version)
-        metrics |= outcome_metrics(page)
+        metrics |= outcome_metrics(page) | self._producer.buffer.ages() | self._lag.pop_metrics()
         self._deps.observer.ledger(page.to_json())
+        timelines = self._producer.buffer.close_timelines()
+        if timelines is not None:
+            self._deps.observer.timelines(timelines.to_json(rollout.rollout_id))
+            metrics |= timelines.metrics
         self._deps.observer.step(metrics, step=rollout.rollout_id)
 
     def _phase(self, name: str) -> None:

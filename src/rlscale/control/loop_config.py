@@ -15,6 +15,7 @@ from rlscale.observe.reporter import Observer, diff_limit
 from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.failure_watch import FailureWatch
+from rlscale.rollout.timeline import Timelines
 from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import WeightVersion
 
@@ -47,6 +48,7 @@ class LoopConfig:
     num_rollouts: int
     rollouts_per_epoch: int | None = None  # None: the run counts rollouts, not epochs
     forward_cost: ForwardCost | None = None  # of the policy; None: work is not balanced
+    policy_cost: ForwardCost | None = None  # of the policy, for its MFU; None: not known
 
     def is_done(self, progress: Progress) -> bool:
         return progress.stopped or progress.next_rollout >= self.num_rollouts
@@ -110,6 +112,12 @@ class LoopConfig:
         return max(1, cluster.actor_num_nodes * cluster.actor_num_gpus_per_node // ranks_per_model(self.run))
 
     @property
+    def num_trainer_ranks(self) -> int:
+        """Trainer ranks of the policy."""
+        cluster = self.run.cluster
+        return max(1, cluster.actor_num_nodes * cluster.actor_num_gpus_per_node)
+
+    @property
     def context_ranks(self) -> int:
         """Trainer ranks that share a sample."""
         return (self.run.megatron if self._has_megatron else self.run.fsdp).context_parallel_size
@@ -138,3 +146,4 @@ class LoopDeps:
     stop: StopRequest = field(default_factory=StopRequest)
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
     user_rollout: UserRollout | None = None  # replaces the collection of rollouts
+    timelines: Timelines | None = None  # of the trajectories of `source`; None: not recorded

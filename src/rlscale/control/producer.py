@@ -25,7 +25,6 @@ from rlscale.rollout.failure_watch import FailureWatch
 from rlscale.rollout.group_age import reason_to_drop
 from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
 from rlscale.rollout.ledger import LedgerPage
-from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import Group, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -40,6 +39,7 @@ class FinishedRollout:
     seconds: float  # from the start of its first to the end of its last group
     dropped: list[Group] = field(default_factory=list)  # by a filter; only for a hook of all samples
     metrics: dict[str, float] = field(default_factory=dict)  # of a rollout function of the user
+    waited_s: float = 0.0  # from its end until the trainer requested it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,9 +99,9 @@ class Producer:
         self._num_dropped = 0
         self._waited_s, self._waiting_since = 0.0, 0.0
 
-    def set_user_rollout(self, user_rollout: UserRollout) -> None:
-        """Lets a function of the user collect the rollouts. Before `restore` and `run`."""
-        self._buffer = GroupBuffer(self._source, user_rollout)
+    def set_buffer(self, buffer: GroupBuffer) -> None:
+        """Replaces the buffer by one with timelines, or with a rollout function. Before `restore` and `run`."""
+        self._buffer = buffer
 
     def restore(self, groups: Sequence[Group], dropped: Mapping[int, list[Group]]) -> None:
         """Adds groups of a checkpoint, which come before new prompts, and those that it dropped. Before `run`."""
@@ -133,6 +133,7 @@ class Producer:
             seconds=started.ended_at - started.began_at,
             dropped=started.collector.dropped,
             metrics=started.collector.metrics,
+            waited_s=time.perf_counter() - started.ended_at,
         )
 
     @property
@@ -148,6 +149,11 @@ class Producer:
     def close_page(self, rollout: FinishedRollout) -> LedgerPage:
         """Records that a rollout was trained on; the outcomes since the page before. See `Ledger`."""
         return self._buffer.close_page(rollout.rollout_id, rollout.groups)
+
+    @property
+    def buffer(self) -> GroupBuffer:
+        """Groups that wait for a later rollout."""
+        return self._buffer
 
     async def wait_for_draws(self) -> None:
         """Waits while prompts are drawn, which takes time with a prompt source or a buffer filter of the user."""

@@ -15,6 +15,7 @@ from rlscale.protocols import RolloutSource
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
 from rlscale.rollout.ledger import outcome_metrics
+from rlscale.rollout.timeline import Timelines
 from rlscale.rollout.user_rollout import UserRollout
 from rlscale.types import Group, WeightVersion
 
@@ -30,6 +31,7 @@ class RolloutOnlyDeps:
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
     measured: Measured | None = None  # the weights as the record of an evaluation names them
     user_rollout: UserRollout | None = None
+    timelines: Timelines | None = None
 
 
 async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress: Progress) -> Progress:
@@ -45,7 +47,7 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
         measured = await deps.evaluator.run(version, deps.measured)
         progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
         observer.evaluated(measured, step=progress.next_rollout)
-    buffer = GroupBuffer(deps.source, deps.user_rollout)
+    buffer = GroupBuffer(deps.source, deps.user_rollout, deps.timelines)
     for rollout_id in range(progress.next_rollout, config.num_rollouts):
         timers = Timers()
         observer.phase("rollout")
@@ -63,7 +65,11 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
         progress.next_rollout, progress.last_reward = rollout_id + 1, reward
         progress.num_tokens += num_tokens
         observer.ledger(page.to_json())
-        observer.step(metrics | outcome_metrics(page), step=rollout_id)
+        timelines = buffer.close_timelines()
+        if timelines is not None:
+            observer.timelines(timelines.to_json(rollout_id))
+            metrics |= timelines.metrics
+        observer.step(metrics | buffer.ages() | outcome_metrics(page), step=rollout_id)
     return progress
 
 

@@ -1,4 +1,4 @@
-"""Signals that end a run: SIGTERM has the effect of Ctrl-C, SIGUSR1 saves a checkpoint first."""
+"""Signals of a run: SIGTERM ends it as Ctrl-C does, SIGUSR1 after a checkpoint; SIGUSR2 requests memory snapshots."""
 
 import asyncio
 import signal
@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @contextmanager
@@ -69,6 +70,21 @@ def stop_requested_by_sigusr1(request: StopRequest) -> Iterator[None]:
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def touched_by_sigusr2(file: Path) -> Iterator[None]:
+    """Touches a file on SIGUSR2. Outside of the main thread signals stay as they are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGUSR2)
+    loop.add_signal_handler(signal.SIGUSR2, file.touch)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, before)
 
 
 async def cancel_this_task() -> None:

@@ -69,7 +69,8 @@ def torch_build(context: CheckContext) -> CheckResult:
     import torch
 
     # Imported here: it imports torch.
-    from rlscale.doctor.rates import MATMUL_SIZE, measure_copy, measure_matmul
+    from rlscale.doctor.rates import measure_copy
+    from rlscale.training.device_rate import MATMUL_SIZE, measure_matmul
 
     cuda = torch.version.cuda or "none"
     figures = [Figure(name="torch", value=torch.__version__), Figure(name="CUDA of the build", value=cuda)]

@@ -21,7 +21,6 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.config import ComputeDtype
 from rlscale.doctor.catalog import CheckContext
 from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure
-from rlscale.doctor.rates import measure_matmul, synchronize
 from rlscale.doctor.tiny_training import (
     build_random_batch,
     build_spec,
@@ -29,6 +28,7 @@ from rlscale.doctor.tiny_training import (
     with_checkpointing,
     world_of_one,
 )
+from rlscale.training.device_rate import measure_matmul, synchronize
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.model import DTYPES
 from rlscale.types import TrainBatch

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rlscale.config import AttnImplementation, ComputeDtype, LoraConfig
 from rlscale.doctor.catalog import CheckContext
 from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure, SkipCheck, worst
-from rlscale.doctor.rates import measure_seconds
 from rlscale.doctor.tiny_training import (
     RAGGED,
     build_random_batch,
@@ -22,6 +21,7 @@ from rlscale.doctor.tiny_training import (
     world_of_one,
 )
 from rlscale.training.attention.packed import build_packed_layout, packed_attention
+from rlscale.training.device_rate import measure_seconds
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
 

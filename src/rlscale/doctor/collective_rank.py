@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rlscale.doctor.rates import measure_seconds
+from rlscale.training.device_rate import measure_seconds
 from rlscale.training.distributed import find_local_ranks, join_world, leave_world, select_device
 
 NUM_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}

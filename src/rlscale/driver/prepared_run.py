@@ -53,6 +53,7 @@ class PreparedRun:
     rollouts_per_epoch: int | None  # where data.num_epoch counts the rollouts
     routes: RouteShape | None  # of the expert routes that engines return with samples
     forward_cost: ForwardCost | None  # of the policy; None: work is not balanced
+    policy_cost: ForwardCost | None  # of the policy, for its MFU; None: config.json does not have the sizes
     substitutes: Substitutes | None = None  # None: no rehearsal
     measured: Measured | None = None  # origin of the weights of a run that only evaluates
 
@@ -133,6 +134,9 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         rollouts_per_epoch=per_epoch,
         routes=_route_shape(config, model_path, fields),
         forward_cost=_forward_cost(config, model_path, fields),
+        policy_cost=None
+        if [name for name in REQUIRED_FIELDS if name not in fields]
+        else Architecture.from_fields(fields).forward_cost,
     )
 
 

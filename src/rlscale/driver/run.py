@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
@@ -24,7 +25,12 @@ from rlscale.control.loop import TrainingLoop
 from rlscale.control.loop_config import LoopDeps, Progress
 from rlscale.control.recovery import Restarts
 from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
-from rlscale.control.signals import StopRequest, cancelled_by_sigterm, stop_requested_by_sigusr1
+from rlscale.control.signals import (
+    StopRequest,
+    cancelled_by_sigterm,
+    stop_requested_by_sigusr1,
+    touched_by_sigusr2,
+)
 from rlscale.driver.engines import RunEngines
 from rlscale.driver.node_check import check_nodes
 from rlscale.driver.open_rewards import OpenRewards, open_rewards
@@ -35,12 +41,14 @@ from rlscale.driver.wiring import (
     build_hooks,
     build_loop_config,
     build_source,
+    build_timelines,
     build_user_rollout,
     build_world_spec,
 )
 from rlscale.errors import WorkerError
 from rlscale.models.resolve_model import is_hf_folder
 from rlscale.observe.console import Console
+from rlscale.observe.memory_request import REQUEST_FILE, driver_snapshots
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
 from rlscale.rollout.engine_pool import EnginePool
@@ -96,6 +104,11 @@ class Run:
         self._stop = StopRequest()
         self._restarts = Restarts(self._tolerance.max_restarts if self._tolerance.enabled else 0, report=observer.warn)
 
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the run ends, or has ended, with a checkpoint after SIGUSR1."""
+        return self._stop.is_set
+
     async def run(self, start: ResumePoint) -> Progress:
         """Runs from `start` to the end.
 
@@ -103,6 +116,15 @@ class Run:
             WorkerError, WeightSyncError, EngineError: the first cause of a failure.
         """
         self._observer.phase("start")
+        request_file = self._folder.path.absolute() / REQUEST_FILE
+        with touched_by_sigusr2(request_file), driver_snapshots(request_file, self._memory_folder):
+            return await self._run(start)
+
+    @property
+    def _memory_folder(self) -> Path:
+        return Path(self._prepared.config.debug.memory_snapshot_dir).absolute()
+
+    async def _run(self, start: ResumePoint) -> Progress:
         prompts_at_start, resume_point = self._prepared.prompts.state_dict(), start
         async with cancelled_by_sigterm(), self._open_engines() as (bundles, engines):
             if self._prepared.config.debug.rollout_only:
@@ -222,8 +244,9 @@ class Run:
         self, trainers: Trainers, pool: EnginePool | None, rewards: OpenRewards | None, start: ResumePoint
     ) -> TrainingLoop:
         prepared = self._prepared
+        timelines = build_timelines(prepared)
         deps = LoopDeps(
-            source=build_source(prepared, pool, rewards, folder=self._folder.path),
+            source=build_source(prepared, pool, rewards, folder=self._folder.path, timelines=timelines),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
@@ -232,6 +255,7 @@ class Run:
             stop=self._stop,
             hooks=build_hooks(prepared),
             user_rollout=build_user_rollout(prepared, pool),
+            timelines=timelines,
         )
         # A copy: the loop advances it, and `start` must stay the beginning for an attempt after a failure.
         loop = TrainingLoop(build_loop_config(prepared), deps, replace(start.progress))
@@ -251,7 +275,10 @@ class Run:
         ):
             with open_rewards(self._prepared, engines.judge) as rewards:
                 assert pool is not None, "generation needs engines"
-                source = build_source(self._prepared, pool, rewards, folder=self._folder.path)
+                timelines = build_timelines(self._prepared)
+                source = build_source(
+                    self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines
+                )
                 for rollout_id in range(start.progress.next_rollout):
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(
@@ -262,6 +289,7 @@ class Run:
                     pool=pool,
                     hooks=build_hooks(self._prepared),
                     user_rollout=build_user_rollout(self._prepared, pool),
+                    timelines=timelines,
                 )
                 async with watch_for_failures(engines.judge_watchers(rewards)):
                     return await run_rollouts_only(build_loop_config(self._prepared), deps, start.progress)

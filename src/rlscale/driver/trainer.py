@@ -35,7 +35,15 @@ from rlscale.observe.evaluation_files import EvaluationFiles, Measured
 from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import write_provenance
 from rlscale.observe.reporter import Observer, RolloutFiles, diff_limit
-from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE, RolloutLog, TokenTexts
+from rlscale.observe.rollout_log import (
+    DISTRIBUTIONS_FILE,
+    LEDGER_FILE,
+    SAMPLES_FILE,
+    TIMELINES_FILE,
+    RolloutLog,
+    TokenTexts,
+)
+from rlscale.observe.run_end import EndReason, recorded_end
 from rlscale.observe.step_lines import StepLines
 from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.plan.placement import build_layout
@@ -120,6 +128,7 @@ class Trainer:
                 prepared = replace(prepared, measured=self._measured)
             session.wait()
             folder = stack.enter_context(_open_folder(prepared, self._overrides))
+            end = stack.enter_context(recorded_end(folder.path))
             console = stack.enter_context(_open_console(prepared))
             store = _open_store(config, folder)
             start = find_resume_point(config, folder, store, console)
@@ -132,9 +141,14 @@ class Trainer:
                         progress = asyncio.run(run.run(start))
                 except (WorkerError, EngineError) as error:
                     raise with_memory_advice(error, config) from error
+                except KeyboardInterrupt:
+                    if run.stop_requested:
+                        end.reason, end.text = EndReason.stopped, "SIGUSR1 ended it after a checkpoint"
+                    raise
             seconds = time.perf_counter() - began
             result = _result(folder, store, before, progress, seconds=seconds, warnings=tuple(observer.warnings))
             folder.finish({name: _plain(value) for name, value in asdict(result).items()})
+            end.reason = EndReason.stop_reward if progress.stopped else EndReason.finished
             if config.ci.enabled:
                 check_metric(config.ci, read_records(folder.metrics))
             return result
@@ -190,7 +204,8 @@ def _open_console(prepared: PreparedRun) -> Iterator[Console]:
 
 def _open_store(config: RunConfig, folder: RunFolder) -> CheckpointStore:
     # A checkpoint records the length of these files, so that a resumed run cuts them there.
-    written = [folder.metrics, folder.path / SAMPLES_FILE, folder.path / DISTRIBUTIONS_FILE]
+    names = (SAMPLES_FILE, DISTRIBUTIONS_FILE, LEDGER_FILE, TIMELINES_FILE)
+    written = [folder.metrics, *(folder.path / name for name in names)]
     place = folder.checkpoint_folder(config.checkpoint)
     return CheckpointStore(place, keep_last=config.checkpoint.keep_last, flush_with=written)
 
@@ -224,6 +239,9 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
             ),
             ledger=StepLines(folder.ledger, resume_at_step=resume_at_step),
             evaluations=EvaluationFiles(folder.path, keep_last=config.eval.keep_last, resume_at=resume_at_step),
+            timelines=StepLines(folder.path / TIMELINES_FILE, resume_at_step=resume_at_step)
+            if config.logging.num_timelines
+            else None,
         ),
     )
 

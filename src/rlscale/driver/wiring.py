@@ -19,6 +19,7 @@ from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.load_sets import EvalSet
 from rlscale.evaluation.sft_loss import HeldOutLoss, LabelledSet
 from rlscale.evaluation.user_evaluator import UserEvaluator
+from rlscale.observe.dumps import RolloutDump
 from rlscale.observe.evaluation_files import EvaluationFiles
 from rlscale.plan.placement import further_engines
 from rlscale.plugins.args_view import Args
@@ -30,6 +31,7 @@ from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
 from rlscale.rollout.group_filters import GroupFilters
 from rlscale.rollout.sft import labelled_group
+from rlscale.rollout.timeline import Timelines
 from rlscale.rollout.user_generate import UserGenerate
 from rlscale.rollout.user_rollout import UserRollout
 from rlscale.weights.channel_spec import ChannelSpec
@@ -43,11 +45,23 @@ def build_loop_config(prepared: PreparedRun) -> LoopConfig:
         num_rollouts=prepared.num_rollouts,
         rollouts_per_epoch=prepared.rollouts_per_epoch,
         forward_cost=prepared.forward_cost,
+        policy_cost=prepared.policy_cost,
     )
 
 
+def build_timelines(prepared: PreparedRun) -> Timelines | None:
+    """Timelines of trajectories; None: the run generates none."""
+    given = prepared.sft or prepared.replay
+    return Timelines(prepared.config.logging.num_timelines) if given is None else None
+
+
 def build_source(
-    prepared: PreparedRun, pool: EnginePool | None, rewards: OpenRewards | None, *, folder: Path
+    prepared: PreparedRun,
+    pool: EnginePool | None,
+    rewards: OpenRewards | None,
+    *,
+    folder: Path,
+    timelines: Timelines | None = None,
 ) -> RolloutSource:
     """Labels, saved rollouts, rollouts of the buffer service, or rollouts that the engines generate.
 
@@ -68,6 +82,7 @@ def build_source(
             sampling_params(config.rollout, routes=prepared.routes),
             config=config,
             tokenizer=prepared.tokenizer,
+            timelines=timelines,
         ),
         rewards=rewards.training,
         config=config,
@@ -210,6 +225,8 @@ def build_evaluator(
     )
     if files is not None:
         evaluator.keep_samples(files)
+    if config.debug.save_rollout_data is not None:
+        evaluator.set_dump(RolloutDump(config.debug.save_rollout_data).write_evaluation)
     hooks = build_hooks(prepared)
     if hooks.eval_log is not None:
         evaluator.set_log(hooks.evaluated)

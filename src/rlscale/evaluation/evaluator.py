@@ -21,6 +21,9 @@ from rlscale.types import Group, WeightVersion
 
 EvalLog = Callable[[WeightVersion, Mapping[str, Sequence[Group]], dict[str, float]], Awaitable[dict[str, float]]]
 
+EvalDump = Callable[[WeightVersion, Mapping[str, Sequence[Group]]], None]
+"""Writes the samples of an evaluation, failed ones included, by set."""
+
 MAX_SAMPLES_IN_FLIGHT = 8192
 """Samples of an evaluation that are requested at once: more than engines run, and few enough to keep in memory."""
 
@@ -49,6 +52,7 @@ class Evaluator:
     ) -> None:
         self._log: EvalLog | None = None
         self._files: EvaluationFiles | None = None
+        self._dump: EvalDump | None = None
         self._held_out, self._max_failed_share = held_out, config.sampling.max_failed_share
         self._sets = [
             (
@@ -75,6 +79,10 @@ class Evaluator:
     def keep_samples(self, files: EvaluationFiles) -> None:
         """Writes the samples of every evaluation to files."""
         self._files = files
+
+    def set_dump(self, dump: EvalDump) -> None:
+        """Writes the samples of every evaluation, in a thread."""
+        self._dump = dump
 
     async def run(self, version: WeightVersion, measured: Measured | None = None) -> dict[str, float]:
         """`eval/<set>/...` for every set; `eval/reward_mean`, the mean over the sets; `eval/weight_version`.
@@ -109,10 +117,13 @@ class Evaluator:
         metrics: dict[str, float] = {}
         by_set: dict[str, list[Group]] = {}
         for eval_set, generator in self._sets:
-            found = _SetResult(eval_set.name, writer, keeps_groups=self._log is not None)
+            keeps_groups = self._log is not None or self._dump is not None
+            found = _SetResult(eval_set.name, writer, keeps_groups=keeps_groups)
             await self._generate(eval_set, generator, version, found)
             by_set[eval_set.name] = [group for _, group in sorted(found.groups.items())]
             metrics |= {f"eval/{eval_set.name}/{key}": value for key, value in found.measure.metrics().items()}
+        if self._dump is not None:
+            await asyncio.to_thread(self._dump, version, by_set)
         metrics["eval/reward_mean"] = fmean(metrics[f"eval/{each.name}/reward_mean"] for each, _ in self._sets)
         return metrics, by_set
 

@@ -40,11 +40,27 @@ class RolloutDump:
             file.writelines(json.dumps(record) + "\n" for record in _records(rollout_id, groups, version))
         temporary.replace(path)
 
+    def write_evaluation(self, version: WeightVersion, sets: Mapping[str, Sequence[Group]]) -> None:
+        """Writes the samples of an evaluation; the number of the rollout in the path is `eval_<version>`.
+
+        Each line has the name of its evaluation set in `eval_set`.
+        """
+        path = Path(self._template.replace("{rollout_id}", f"eval_{version}"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            for name, groups in sets.items():
+                for record in _records(None, groups, version):
+                    file.write(json.dumps({"eval_set": name, **record}) + "\n")
+        temporary.replace(path)
+
 
 class BatchDump:
-    """Writes one safetensors file per rollout: the columns of the `TrainBatch` and `trainer_logprobs`.
+    """Writes one safetensors file per rollout: the columns of the `TrainBatch`, and those that the trainer computed.
 
     `trainer_logprobs` has the length of `tokens`, with NaN at prompt tokens and where the trainer computed no value.
+    `advantages`, and as far as the run computes them `returns`, `values`, `old_logprobs`, `ref_logprobs` and
+    `teacher_logprobs`, have the same length, with 0 where a token is not trainable.
     The metadata of the file has the rollout id and the weight version.
 
     Args:
@@ -54,16 +70,24 @@ class BatchDump:
     def __init__(self, template: str) -> None:
         self._template = template
 
-    def write(self, rollout_id: int, batch: TrainBatch, *, logprobs: Mapping[int, Float32]) -> None:
+    def write(
+        self,
+        rollout_id: int,
+        batch: TrainBatch,
+        *,
+        logprobs: Mapping[int, Float32],
+        columns: Mapping[str, Float32] | None = None,
+    ) -> None:
         """Writes the batch as trained. The file is complete or absent.
 
         Args:
             logprobs: by sample, under the weights before the rollout's first update, as in `TrainResult`.
+            columns: of the trainer, as in `TrainResult`.
         """
-        columns = {name: getattr(batch, name) for name in _COLUMNS}
+        tensors = {name: getattr(batch, name) for name in _COLUMNS} | dict(columns or {})
         for name in ("routes", "named_rewards"):
             if getattr(batch, name) is not None:
-                columns[name] = getattr(batch, name)
+                tensors[name] = getattr(batch, name)
         trainer = np.full(len(batch.tokens), np.nan, dtype=np.float32)
         # The response is the end of a sample's tokens, so its logprobs end where the sample ends.
         for sample, values in logprobs.items():
@@ -73,7 +97,7 @@ class BatchDump:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp")
         metadata = {"rollout_id": str(rollout_id), "version": str(batch.version)}
-        save_file({**columns, "trainer_logprobs": trainer}, temporary, metadata=metadata)
+        save_file({**tensors, "trainer_logprobs": trainer}, temporary, metadata=metadata)
         temporary.replace(path)
 
 
@@ -132,7 +156,7 @@ def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
     temporary.replace(file)
 
 
-def _records(rollout_id: int, groups: Sequence[Group], version: WeightVersion) -> Iterator[dict[str, Any]]:
+def _records(rollout_id: int | None, groups: Sequence[Group], version: WeightVersion) -> Iterator[dict[str, Any]]:
     for group in groups:
         for sample in (*group.samples, *group.failed):
             yield {

@@ -11,7 +11,7 @@ from rlscale.observe.metrics.combined_sink import CombinedSink
 from rlscale.observe.rollout_log import RolloutLog
 from rlscale.observe.step_lines import StepLines
 from rlscale.protocols import MetricSink
-from rlscale.types import Float32, Group, TrainBatch, WeightVersion
+from rlscale.types import Float32, Group, TrainBatch, TrainResult, WeightVersion
 
 _DIFF_WARN = {"float32": 1e-4, "bfloat16": 0.05}
 """Limit of the mean |trainer - engine| logprob difference by dtype. Correct runs stay well below."""
@@ -25,7 +25,13 @@ class RolloutFiles:
     batches: BatchDump | None = None
     rollouts: RolloutLog | None = None
     ledger: StepLines | None = None  # outcomes of trajectories
+    timelines: StepLines | None = None  # of some trajectories
     evaluations: EvaluationFiles | None = None
+
+    @property
+    def lines(self) -> list[RolloutLog | StepLines | EvaluationFiles]:
+        """Files that a resumed run continues."""
+        return [each for each in (self.rollouts, self.ledger, self.timelines, self.evaluations) if each is not None]
 
 
 CONSTANT_ROLLOUTS = 5
@@ -63,19 +69,22 @@ class Observer:
         self._check_logprob_diff(metrics, step=step)
         self._check_rewards(metrics, step=step)
 
+    @property
+    def wants_columns(self) -> bool:
+        """Whether the trainer returns its token columns, for a dump."""
+        return self._files.batches is not None
+
     def choose_logprob_samples(self, groups: Sequence[Group]) -> tuple[int, ...]:
         """Selects the samples whose logprobs the trainer returns, for `TrainBatch.logprob_samples`."""
         if self._files.batches is not None:
             return tuple(range(sum(len(group.samples) for group in groups)))
         return () if self._files.rollouts is None else self._files.rollouts.choose(groups)
 
-    def trained(
-        self, rollout_id: int, groups: Sequence[Group], *, batch: TrainBatch, logprobs: Mapping[int, Float32]
-    ) -> None:
-        """Records the samples of a finished training phase, their batch, and the requested trainer logprobs."""
+    def trained(self, rollout_id: int, groups: Sequence[Group], *, batch: TrainBatch, result: TrainResult) -> None:
+        """Records the samples of a finished training phase, their batch, and what the trainer returned of them."""
         if self._files.batches is not None:
-            self._files.batches.write(rollout_id, batch, logprobs=logprobs)
-        self.generated(rollout_id, groups, version=batch.version, logprobs=logprobs)
+            self._files.batches.write(rollout_id, batch, logprobs=result.logprobs, columns=result.columns)
+        self.generated(rollout_id, groups, version=batch.version, logprobs=result.logprobs)
 
     def generated(
         self,
@@ -97,6 +106,11 @@ class Observer:
         """Records the outcomes of a rollout's trajectories."""
         if self._files.ledger is not None:
             self._files.ledger.append([page])
+
+    def timelines(self, page: Mapping[str, Any]) -> None:
+        """Records when some of a rollout's trajectories were generated and graded."""
+        if self._files.timelines is not None:
+            self._files.timelines.append([page])
 
     def evaluated(self, metrics: Mapping[str, float], *, step: int, num_done: int | None = None) -> None:
         """Records the metrics of an evaluation that is not part of a step's record.
@@ -134,18 +148,16 @@ class Observer:
     def rewind(self, step: int) -> None:
         """Removes records of `step` and later: the run resumes from an earlier checkpoint and reports them again."""
         self._sink.rewind(step)
-        for lines in (self._files.rollouts, self._files.ledger, self._files.evaluations):
-            if lines is not None:
-                lines.rewind(step)
+        for lines in self._files.lines:
+            lines.rewind(step)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.console.warning(text)
 
     def close(self) -> None:
-        for lines in (self._files.rollouts, self._files.ledger):
-            if lines is not None:
-                lines.close()
+        for lines in self._files.lines:
+            lines.close()
         self._sink.close()
 
 

@@ -17,6 +17,7 @@ from rlscale.observe.step_lines import StepLines
 from rlscale.types import Float32, Group, Sample
 
 SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
+LEDGER_FILE, TIMELINES_FILE = "ledger.jsonl", "timelines.jsonl"  # which the loop writes
 MAX_VALUES = 64
 """A distribution with more distinct values is stored as this many bins of equal width."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -91,7 +91,12 @@ class RewardRunner:
             caller.set_judge_addresses(addresses)
 
     async def score(
-        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+        self,
+        samples: Sequence[Sample],
+        *,
+        key: str | None = None,
+        source: str | None = None,
+        on_scored: Callable[[Sequence[Sample]], None] | None = None,
     ) -> dict[int, Failure]:
         """Sets `reward` of every sample that can be scored.
 
@@ -100,6 +105,7 @@ class RewardRunner:
             key: the number to use of a reward that returns several by name; all of them are stored in the sample's
                 metadata as `rewards`. None: the reward returns one number.
             source: as above, of these samples.
+            on_scored: called with each part of the samples when it is graded, or has failed.
 
         Returns:
             Why the other samples have no reward, by `Sample.index`.
@@ -108,10 +114,17 @@ class RewardRunner:
             RewardError: the first 32 samples of the run have failed.
         """
         units = [list(samples)] if self._is_group else [[sample] for sample in samples]
+
+        async def score_unit(unit: list[Sample]) -> dict[int, Failure]:
+            failures = await self._score_unit(unit, key, source)
+            if on_scored is not None:
+                on_scored(unit)
+            return failures
+
         if all(caller.is_in_place for caller in self._callers.values()):
-            scored = [await self._score_unit(unit, key, source) for unit in units]
+            scored = [await score_unit(unit) for unit in units]
         else:
-            scored = await gather_or_cancel([self._score_unit(unit, key, source) for unit in units])
+            scored = await gather_or_cancel([score_unit(unit) for unit in units])
         return {index: failure for failures in scored for index, failure in failures.items()}
 
     async def _score_unit(self, samples: list[Sample], key: str | None, source: str | None) -> dict[int, Failure]:

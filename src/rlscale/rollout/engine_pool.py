@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rlscale.errors import EngineError, WeightSyncError
@@ -79,11 +81,13 @@ class EnginePool:
             WeightSyncError: an engine answered with weights outside [oldest, newest]; the message names it.
             EngineError: the engine refused or could not be reached.
         """
+        began_s = time.monotonic()
         while True:
             while not self._admits.is_set():
                 await self._admits.wait()
             index = self._choose()
             engine = self.engines[index]
+            queued_s = time.monotonic() - began_s
             try:
                 answers = await self._send(index, token_ids, params, n=n, rid=rid)
                 break
@@ -93,7 +97,7 @@ class EnginePool:
                     raise
         for answer in answers:
             _check_versions(answer, oldest=oldest, newest=newest)
-        return answers
+        return [replace(answer, queued_s=queued_s + answer.queued_s) for answer in answers]
 
     def set_handler(self, handler: DeadEngineHandler) -> None:
         """Makes requests wait for dead engines, which `handler` restarts."""

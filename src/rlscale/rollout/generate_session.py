@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.config import RunConfig
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.timeline import MIN_GAP_S, SpanKind, Timelines, Track, clock_s
 from rlscale.types import Generation, SamplingParams, WeightVersion, fit_context
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class GenerateSession:
     is_evaluation: bool = False
     round_tokens: int | None = None  # of one answer; a longer one is returned as aborted
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set at the end of the rollout
+    track: Track | None = None  # timelines of the trajectories that requests are for; None: not recorded
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams | None = None) -> Generation:
         """One answer to `token_ids`.
@@ -49,6 +51,17 @@ class GenerateSession:
         self, token_ids: Sequence[int], *, n: int, params: SamplingParams | None = None
     ) -> list[Generation]:
         """`n` answers to `token_ids`; answer j uses the seed of the parameters + j."""
+        began_s = clock_s()
+        answers = await self._request(token_ids, n=n, params=params)
+        if self.track is not None and answers[0].engine != NO_ENGINE:
+            sent_s, end_s = began_s + max(each.queued_s for each in answers), clock_s()
+            if sent_s - began_s > MIN_GAP_S:
+                self.track.add(SpanKind.queue, began_s, min(sent_s, end_s))
+                began_s = min(sent_s, end_s)
+            self.track.add(SpanKind.generate, began_s, end_s)
+        return answers
+
+    async def _request(self, token_ids: Sequence[int], *, n: int, params: SamplingParams | None) -> list[Generation]:
         if self.stopped.is_set():
             return [_ABORTED] * n
         limit = (params or self.params).max_context_len
@@ -71,7 +84,10 @@ class GenerateSession:
         )
 
 
-_ABORTED = Generation(output_ids=[], logprobs=[], weight_versions=[], finish_reason="abort", text="", engine="none")
+NO_ENGINE = "none"
+"""Engine of an answer that needed no request."""
+
+_ABORTED = Generation(output_ids=[], logprobs=[], weight_versions=[], finish_reason="abort", text="", engine=NO_ENGINE)
 """Answer to a request of a rollout that has ended."""
 
 FULL = replace(_ABORTED, finish_reason="length")
@@ -101,6 +117,7 @@ class SessionFactory:
     Args:
         params: `sampling_seed` is the run's seed, from which every group derives its own.
         purpose: of the requests, a part of their ids and seeds; the index of a group is unique within it.
+        timelines: of the trajectories that these requests are for. None: they are not recorded.
     """
 
     def __init__(
@@ -111,7 +128,9 @@ class SessionFactory:
         purpose: str = TRAINING,
         config: RunConfig | None = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
+        timelines: Timelines | None = None,
     ) -> None:
+        self.timelines = timelines or Timelines()
         self._pool, self._params, self._config, self._tokenizer = pool, params, config, tokenizer
         self._purpose = purpose
         self.num_samples = 1 if config is None else config.batch.n_samples_per_prompt

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
+from rlscale.rollout.timeline import SpanKind, Timelines, clock_s
 from rlscale.types import REWARD_WEIGHTS, REWARDS, Failure, Group, Sample, SampleStatus
 
 
@@ -12,17 +14,25 @@ class Scorer(Protocol):
     """Sets the reward of finished samples; returns the failures by the index of their sample."""
 
     async def score(
-        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+        self,
+        samples: Sequence[Sample],
+        *,
+        key: str | None = None,
+        source: str | None = None,
+        on_scored: Callable[[Sequence[Sample]], None] | None = None,
     ) -> Mapping[int, Failure]: ...
 
 
-async def grade_group(group: Group, rewards: Scorer, *, key: str | None = None, source: str | None = None) -> None:
+async def grade_group(
+    group: Group, rewards: Scorer, timelines: Timelines, *, key: str | None = None, source: str | None = None
+) -> None:
     """Sets the rewards; a trajectory whose grader failed leaves the group.
 
     A trajectory of several samples has one reward: that of its last sample. One that the user's generate function
     has graded keeps its reward.
 
     Args:
+        timelines: get the time in which each trajectory was graded.
         key: as `reward.key`.
         source: of the prompts, for messages.
     """
@@ -30,7 +40,15 @@ async def grade_group(group: Group, rewards: Scorer, *, key: str | None = None, 
     ungraded = [sample for sample in last.values() if sample.reward is None]
     failures: Mapping[int, Failure] = {}
     if ungraded:
-        failures = await rewards.score(ungraded, key=key, source=source)
+        began_s = clock_s()
+
+        def on_scored(samples: Sequence[Sample]) -> None:
+            timelines.track([each.index for each in samples]).add(SpanKind.grade, began_s, clock_s())
+
+        # Only recorded trajectories: a scorer of an evaluation need not know when each sample is graded.
+        is_recorded = timelines.has_open([each.index for each in ungraded])
+        score = partial(rewards.score, on_scored=on_scored) if is_recorded else rewards.score
+        failures = await score(ungraded, key=key, source=source)
     for sample in group.samples:
         failure = failures.get(sample.index)
         if failure is not None:

@@ -7,12 +7,14 @@ source ─┘                     └─> surplus ──> buffer
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.collector import Collector
 from rlscale.rollout.ledger import TRAINED, Ledger, LedgerPage
+from rlscale.rollout.timeline import TimelinePage, Timelines
 from rlscale.rollout.user_rollout import UserCollector, UserRollout, Versions
 from rlscale.types import Group
 
@@ -34,9 +36,14 @@ class GroupBuffer:
         page = buffer.close_page(rollout_id, groups)
     """
 
-    def __init__(self, source: RolloutSource, user_rollout: UserRollout | None = None) -> None:
+    def __init__(
+        self, source: RolloutSource, user_rollout: UserRollout | None = None, timelines: Timelines | None = None
+    ) -> None:
         self._source, self._ledger, self._user_rollout = source, Ledger(), user_rollout
+        self._timelines = timelines
         self._groups: dict[int, Group] = {}
+        self._since_s: dict[int, float] = {}  # times at which groups came into the buffer
+        self._is_used = False
         # Rollouts draw one after another, also while a buffer filter runs in a thread: fair, in the order of the calls.
         self._drawing = asyncio.Lock()
 
@@ -46,6 +53,7 @@ class GroupBuffer:
     def restore(self, groups: Sequence[Group]) -> None:
         """Adds groups of a checkpoint, which come before new prompts."""
         self._groups = {group.index: group for group in groups}
+        self._note_times()
         self._open(groups)
 
     def open_collector(
@@ -81,6 +89,7 @@ class GroupBuffer:
     def close_collector(self, collector: AnyCollector) -> None:
         """Takes over the groups of a complete rollout that belong to the next one."""
         self._groups |= {group.index: group for group in collector.pop_surplus()}
+        self._note_times()
 
     def close_page(self, rollout_id: int, groups: Sequence[Group]) -> LedgerPage:
         """Records that groups were trained on; the outcomes since the page before. See `Ledger`.
@@ -91,6 +100,19 @@ class GroupBuffer:
         self._record(groups, TRAINED)
         self._source.observe(groups)
         return self._ledger.close_page(rollout_id)
+
+    def close_timelines(self) -> TimelinePage | None:
+        """Timelines of the trajectories that got their fates since the page before; None: they are not recorded."""
+        return None if self._timelines is None else self._timelines.close_page()
+
+    def ages(self) -> dict[str, float]:
+        """Number of groups in the buffer and the seconds since they came into it; empty before the first one."""
+        if not self._is_used:
+            return {}
+        now_s = time.monotonic()
+        ages_s = [now_s - self._since_s[index] for index in self._groups]
+        ages = {"buffer/age_s_mean": sum(ages_s) / len(ages_s), "buffer/age_s_max": max(ages_s)} if ages_s else {}
+        return {"buffer/length": float(len(self._groups)), **ages}
 
     async def wait_for_draws(self) -> None:
         """Waits while groups are drawn. Until the next await of the caller no other draw begins."""
@@ -129,6 +151,14 @@ class GroupBuffer:
     def _open(self, groups: Sequence[Group]) -> None:
         for group in groups:
             self._ledger.open(self._source.trajectory_ids(group.index))
+            if self._timelines is not None:
+                self._timelines.open(self._source.trajectory_ids(group.index))
+
+    def _note_times(self) -> None:
+        """Sets the times of groups that are new in the buffer, and drops those of groups that have left it."""
+        now_s = time.monotonic()
+        self._since_s = {index: self._since_s.get(index, now_s) for index in self._groups}
+        self._is_used = self._is_used or bool(self._groups)
 
     def _drop(self, group: Group, reason: str) -> None:
         log.info("group %d is dropped: %s", group.index, reason)
@@ -136,11 +166,16 @@ class GroupBuffer:
 
     def _drop_drawn(self, group: Group, reason: str) -> None:
         """Drops a group as it was drawn: usually without samples."""
-        self._ledger.record(f"dropped/{reason}", list(self._source.trajectory_ids(group.index)))
+        ids = self._source.trajectory_ids(group.index)
+        self._ledger.record(f"dropped/{reason}", list(ids))
+        if self._timelines is not None:
+            self._timelines.forget(ids)
 
     def _record(self, groups: Sequence[Group], outcome: str) -> None:
         """Gives the trajectories of groups an outcome; failed ones have their own."""
         for group in groups:
+            if self._timelines is not None:
+                self._timelines.close(group, fate)
             for sample in group.failed:
                 assert sample.failure is not None, "a failed sample has its failure"
                 if sample.path == 0:

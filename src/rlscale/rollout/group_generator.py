@@ -18,6 +18,7 @@ import numpy as np
 from rlscale.errors import EngineError
 from rlscale.rollout.generate_session import GenerateSession, SessionFactory
 from rlscale.rollout.grading import Scorer, grade_group
+from rlscale.rollout.timeline import SpanKind, Track, clock_s
 from rlscale.trajectory import Trajectory, trajectory_from_samples
 from rlscale.types import (
     Failure,
@@ -70,6 +71,7 @@ class GroupGenerator:
 
     def __init__(self, sessions: SessionFactory, rewards: Scorer, settings: GroupSettings) -> None:
         self._sessions, self._rewards, self._settings = sessions, rewards, settings
+        self._timelines = sessions.timelines
 
     async def run(
         self,
@@ -103,7 +105,8 @@ class GroupGenerator:
         if self._settings.mask_off_policy:
             for sample in group.samples:
                 _mask_earlier_versions(sample)
-        await grade_group(group, self._rewards, key=self._settings.reward_key, source=self._settings.source)
+        key, source = self._settings.reward_key, self._settings.source
+        await grade_group(group, self._rewards, self._timelines, key=key, source=source)
         return group
 
     def _trajectories(self, index: int, prompt: Prompt, before: Group | None) -> list[Trajectory]:
@@ -146,6 +149,7 @@ class GroupGenerator:
         params = replace(session.params, sampling_seed=trajectories[0].seed)
         if trajectories[0].seed != session.params.sampling_seed or len(trajectories) < self._settings.num_samples:
             session = replace(session, rid=f"{session.rid}-{trajectories[0].id}")
+        session = replace(session, track=self._track(trajectories))
 
         async def request() -> None:
             answers = await session.generate_many(trajectories[0].prompt.token_ids, n=len(trajectories), params=params)
@@ -155,7 +159,7 @@ class GroupGenerator:
         await self._with_retries(trajectories, request)
 
     async def _continue(self, trajectory: Trajectory, session: GenerateSession) -> None:
-        own = replace(session, rid=f"{session.rid}-{trajectory.id}")
+        own = replace(session, rid=f"{session.rid}-{trajectory.id}", track=self._track([trajectory]))
         params = replace(session.continued(trajectory.num_sampled), sampling_seed=trajectory.seed)
 
         async def request() -> None:
@@ -173,6 +177,7 @@ class GroupGenerator:
                 return
             if attempt < self._settings.max_retries:
                 log.info("group %d is requested again: %s", trajectories[0].group_index, failure.message)
+                self._track(trajectories).retry()
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         for trajectory in trajectories:
             trajectory.failure, trajectory.status = failure, SampleStatus.failed
@@ -182,9 +187,13 @@ class GroupGenerator:
             session,
             params=replace(session.params, sampling_seed=trajectory.seed),
             rid=f"{session.rid}-{trajectory.id}",
+            track=self._track([trajectory]),
         )
         for attempt in range(self._settings.max_retries + 1):
+            began_s = clock_s()
             failure = await generate(trajectory, own)
+            # Between its requests the function runs tools and its own code.
+            self._track([trajectory]).fill(SpanKind.tool, began_s, clock_s())
             if failure is None or failure.cause.is_graded:
                 trajectory.failure = failure
                 if failure is not None and trajectory.status in _UNFINISHED:
@@ -192,9 +201,13 @@ class GroupGenerator:
                 return
             if attempt < self._settings.max_retries:
                 log.info("trajectory %d starts again: %s", trajectory.id, failure.message)
+                self._track([trajectory]).retry()
                 trajectory.restart()
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
         trajectory.failure, trajectory.status = failure, SampleStatus.failed
+
+    def _track(self, trajectories: Sequence[Trajectory]) -> Track:
+        return self._timelines.track([each.id for each in trajectories])
 
 
 def _to_group(index: int, prompt: Prompt, trajectories: Sequence[Trajectory]) -> Group:

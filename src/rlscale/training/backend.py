@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlscale.config import LossType, compares_policies
 from rlscale.training.batch_invariant.equal_logprobs import check_equal_logprobs
+from rlscale.training.column_outputs import add_column_means
 from rlscale.training.loss.policy_loss import add_eval_loss, add_logprob_diff
 from rlscale.training.policy_snapshots import PolicySnapshots
 from rlscale.training.prepare import (
@@ -171,6 +172,8 @@ class RoleBackend(ABC):
         return columns
 
     def _optimize(self, rollout: PackedRollout, columns: TrainColumns) -> TrainResult:
+        if self._context.computes_loss:
+            add_column_means(rollout, columns)
         order = order_steps(len(rollout.steps), self._spec, rollout_id=rollout.batch.rollout_id)
         results: list[dict[str, float]] = [{} for _ in order]
         if self._trains_policy:
@@ -197,6 +200,7 @@ class RoleBackend(ABC):
             metrics=metrics,
             seconds=rollout.seconds,
             logprobs=logprobs,
+            columns=self._context.gather_columns(rollout, columns),
             num_epochs=self._spec.algo.ppo_epochs,
         )
 

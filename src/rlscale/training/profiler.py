@@ -1,8 +1,9 @@
-"""Profiles of rollouts, and memory reports of ranks that run out of memory.
+"""Profiles of rollouts, and memory reports of ranks: on demand, and of ranks that run out of memory.
 
 <profile_folder>/rollout_<id>_rank_<r>.json.gz   a trace for chrome://tracing or ui.perfetto.dev, allocations included
 <profile_folder>/rollout_<id>_rank_<r>.txt       operators by self time
-<memory_folder>/memory_rank_<r>.json             memory of the process and its tensors, largest first
+<memory_folder>/memory_rank_<r>.json             memory of the process and its tensors, largest first; on demand
+                                                 memory_<time>_rank_<r>.json, see `observe/memory_request.py`
 <memory_folder>/memory_rank_<r>.pickle           on CUDA: a snapshot for pytorch.org/memory_viz
 
 Files of a critic on dedicated ranks end in critic_rank_<r>.
@@ -11,8 +12,6 @@ Files of a critic on dedicated ranks end in critic_rank_<r>.
 from __future__ import annotations
 
 import gc
-import json
-import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from rlscale.errors import WorkerError
+from rlscale.observe.memory_request import MemoryWatcher, report_process, write_report
 from rlscale.training.spec import ProfilerSpec
 
 MAX_LINES = 100
@@ -47,6 +47,12 @@ class RankProfiler:
         if torch.cuda.is_available():
             # Current allocations only: a snapshot then shows the lines of code that hold memory.
             torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+        self._watcher = None if spec.request_file is None else MemoryWatcher(spec.request_file, self.write_memory)
+
+    def close(self) -> None:
+        """Ends the reports on demand."""
+        if self._watcher is not None:
+            self._watcher.stop()
 
     @contextmanager
     def profile_rollout(self, rollout_id: int) -> Iterator[None]:
@@ -78,15 +84,15 @@ class RankProfiler:
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-            failed_at_s, path = time.time(), self._write_memory()
+            failed_at_s, path = time.time(), self.write_memory()
             cause = f"{type(error).__name__}: {error}\nThe tensors in memory are listed in {path}"
             raise WorkerError(self._worker, cause, failed_at_s=failed_at_s) from error
 
-    def _write_memory(self) -> Path:
-        folder, name = self._spec.memory_folder, f"memory_{self._suffix}"
-        folder.mkdir(parents=True, exist_ok=True)
+    def write_memory(self, stamp: str = "") -> Path:
+        """Writes a report now and returns its path; `stamp` is a part of the name."""
+        folder, name = self._spec.memory_folder, "_".join(filter(None, ("memory", stamp, self._suffix)))
         path = folder / f"{name}.json"
-        path.write_text(json.dumps(build_memory_report(), indent=1), encoding="utf-8")
+        write_report(path, build_memory_report())
         if torch.cuda.is_available():
             torch.cuda.memory._dump_snapshot(str(folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
         return path
@@ -111,7 +117,7 @@ def build_memory_report() -> dict[str, Any]:
         kinds[kind] += 1
         sizes[kind] += storage.nbytes()
     report = {
-        "largest_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **report_process(),
         "tensor_bytes": sizes.total(),
         "tensors": [
             {"bytes": size, "number": kinds[kind], "device": kind[0], "dtype": kind[1], "shape": list(kind[2])}

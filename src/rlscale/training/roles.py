@@ -60,6 +60,10 @@ class RankContext(Protocol):
         """Requested logprobs of the rollout by sample, on all ranks."""
         ...
 
+    def gather_columns(self, rollout: PackedRollout, columns: TrainColumns) -> dict[str, Float32]:
+        """Columns of all samples, on all ranks, if the batch requests them. [T]"""
+        ...
+
     def finish_saving(self) -> None:
         """See TrainBackend."""
         ...

@@ -20,6 +20,7 @@ from rlscale.config import (
     TrainConfig,
 )
 from rlscale.models.batch_shapes import EngineShapes
+from rlscale.observe.memory_request import REQUEST_FILE
 
 
 class WeightOwners(StrEnum):
@@ -78,7 +79,8 @@ class ProfilerSpec:
 
     profile_rollouts: tuple[int, ...] = ()  # ids of profiled rollouts
     profile_folder: Path = Path("profile")
-    memory_folder: Path = Path(".")  # for reports of ranks that run out of memory
+    memory_folder: Path = Path(".")  # for reports of memory
+    request_file: Path | None = None  # whose change requests a report of memory; None: there is none on demand
 
     @classmethod
     def from_config(cls, debug: DebugConfig, *, run_folder: Path) -> "ProfilerSpec":
@@ -87,6 +89,7 @@ class ProfilerSpec:
             profile_rollouts=tuple(debug.profile_rollouts or ()),
             profile_folder=Path(debug.profile_dir or run_folder / "profile").absolute(),
             memory_folder=Path(debug.memory_snapshot_dir).absolute(),
+            request_file=(run_folder / REQUEST_FILE).absolute(),
         )
 
 

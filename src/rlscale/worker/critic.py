@@ -59,3 +59,4 @@ class CriticWorker(RankWorker):
 
     def close(self) -> None:
         self._backend.close()
+        self._profiler.close()

@@ -6,6 +6,7 @@ The driver imports this module, too, for the classes of its actors, and without 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainRes
 from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:
+    from rlscale.training.device_rate import DeviceRate
     from rlscale.training.roles import TrainerRank
     from rlscale.weights.sync import WeightSync
 
@@ -29,17 +31,20 @@ class PolicyWorker(RankWorker):
 
     _backend: TrainerRank
     _channel: WeightSync
+    _rate: DeviceRate
 
     def setup(self, master_address: str, master_port: int) -> None:
         """Joins the world and loads the model (a collective)."""
         self._join(master_address, master_port)
         # Imported here: torch and transformers take seconds, for which the driver should not wait.
+        from rlscale.training.device_rate import DeviceRate
         from rlscale.training.registry import make_backend
         from rlscale.weights.factory import make_channel
 
         world = self._world
         with self._profiler.report_oom():
             self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
+        self._rate = DeviceRate(self._spec.device, self._spec.train.dtype)
         self._channel = make_channel(
             world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
@@ -50,7 +55,7 @@ class PolicyWorker(RankWorker):
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         with self._profiler.report_oom(), self._profiler.profile_rollout(batch.rollout_id):
-            return self._backend.train(batch, steps)
+            return self._with_rate(self._backend.train(batch, steps))
 
     def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         with self._profiler.report_oom():
@@ -70,7 +75,11 @@ class PolicyWorker(RankWorker):
 
     def optimize(self) -> TrainResult:
         with self._profiler.report_oom(), self._profiler.profile_rollout(self._rollout_id):
-            return self._backend.optimize()
+            return self._with_rate(self._backend.optimize())
+
+    def _with_rate(self, result: TrainResult) -> TrainResult:
+        # The result of rank 0 is the one that the driver reads.
+        return replace(result, device_flops=self._rate.flops()) if self.rank == 0 else result
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         self._channel.connect(engines)
@@ -97,3 +106,4 @@ class PolicyWorker(RankWorker):
     def close(self) -> None:
         self._channel.close()
         self._backend.close()
+        self._profiler.close()

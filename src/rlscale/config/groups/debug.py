@@ -20,7 +20,9 @@ class DebugConfig(ConfigGroup):
 
     # Rollout dumps and partial runs.
     save_rollout_data: Annotated[str | None, Field(min_length=1)] = None
-    """Path template of a JSONL file with all samples of a rollout; must contain `{rollout_id}`. None: not written."""
+    """Path template of a JSONL file with all samples of a rollout; must contain `{rollout_id}`, which is
+    `eval_<weight version>` for the samples of an evaluation. None: not written.
+    """
 
     load_rollout_data: Annotated[str | None, Field(min_length=1)] = None
     """Path template of JSONL files written by `debug.save_rollout_data`, with `{rollout_id}`: train on their samples
@@ -36,7 +38,7 @@ class DebugConfig(ConfigGroup):
     # Dumps of training batches.
     save_train_data: Annotated[str | None, Field(min_length=1)] = None
     """Path template of a safetensors file with the whole training batch of a rollout, including logprobs of trainer and
-    engine; must contain `{rollout_id}`. None: not written.
+    engine, advantages, returns and values; must contain `{rollout_id}`. None: not written.
     """
 
     dump_details: Annotated[str | None, Field(min_length=1)] = None
@@ -46,8 +48,10 @@ class DebugConfig(ConfigGroup):
 
     # Memory and profiles.
     memory_snapshot_dir: Annotated[str, Field(min_length=1)] = "."
-    """Folder for memory reports of a trainer rank that runs out of memory: `memory_rank_<rank>.json` lists its tensors
-    by size and, on CUDA, `memory_rank_<rank>.pickle` is a snapshot for pytorch.org/memory_viz.
+    """Folder for memory reports of a trainer rank that runs out of memory, and of all ranks and the driver when
+    `snapshot_memory` in the run folder is touched or the driver gets SIGUSR2: `memory_rank_<rank>.json` lists tensors
+    and objects by size and, on CUDA, `memory_rank_<rank>.pickle` is a snapshot for pytorch.org/memory_viz. Names of
+    reports on demand have the time after `memory_`; that of the driver lists the processes of the run.
     """
 
     profile_rollouts: Annotated[list[int] | None, Field(min_length=1)] = None

@@ -108,6 +108,11 @@ class LoggingConfig(ConfigGroup):
     none.
     """
 
+    num_timelines: Annotated[int, Field(ge=0)] = 64
+    """Number of trajectories per rollout, in whole groups, to write to `timelines.jsonl`: when each waits, generates,
+    uses tools and is graded, for `rlscale-report`. 0: none; the metrics `trajectory/*` count all trajectories anyway.
+    """
+
     # Additional metrics.
     log_multi_turn: bool = False
     """Log `multi_turn/*`: turns per sample, and tokens of the policy and of the environment."""

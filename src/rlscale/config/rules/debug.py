@@ -101,7 +101,6 @@ PARTIAL_RUN: tuple[IgnoredKey, ...] = (
             "checkpoint.save_hf",
             "checkpoint.save_interval",
             "critic",
-            "debug.memory_snapshot_dir",
             "debug.profile_dir",
             "debug.profile_rollouts",
             "debug.save_train_data",

@@ -66,7 +66,14 @@ def parse_generation(
         text=str(answer.get("text", "")),
         engine=engine,
         routes=routes,
+        queued_s=_parse_queue_time(meta),
     )
+
+
+def _parse_queue_time(meta: Mapping[str, Any]) -> float:
+    """Seconds that SGLang held the request before its prefill, in versions that report it."""
+    seconds = meta.get("queue_time")
+    return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < float("inf") else 0.0
 
 
 def parse_version(value: Any, endpoint: str) -> WeightVersion:

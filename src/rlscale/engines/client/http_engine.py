@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import replace
@@ -111,7 +112,9 @@ class HttpEngine:
         await self._check_request(input_ids, params)
         # SGLang gives the n samples of one request random ids, which no client knows and could abort.
         splits = self._is_sglang and n > 1
+        began_s = time.monotonic()
         async with self._limit_in_flight(n):
+            queued_s = time.monotonic() - began_s
             with self._ids.open(rid, n if splits else 1) as ids:
                 session = self._session_of(rid)
                 if splits and self._router is not self._address:
@@ -120,7 +123,8 @@ class HttpEngine:
                     objects = await self._send(build_batch_body(input_ids, params, ids, n=n), n=n)
                 else:
                     objects = await self._send(build_body(input_ids, params, ids, n=n), n=n, session=session)
-        return [self._parse(o, input_ids, params) for o in objects]
+        answers = [self._parse(o, input_ids, params) for o in objects]
+        return [replace(answer, queued_s=queued_s + answer.queued_s) for answer in answers]
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None

@@ -8,6 +8,7 @@ from statistics import fmean, pstdev
 from rlscale.config import LoggingConfig
 from rlscale.observe.metrics.named_rewards import named_rewards
 from rlscale.observe.metrics.pass_at_k import pass_rates
+from rlscale.observe.metrics.slime_metrics import SLIME_CATEGORY, multi_turn_lengths, slime_rollout_metrics
 from rlscale.types import Group, Sample, SampleStatus, TrainResult
 
 
@@ -29,7 +30,7 @@ def rollout_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str,
             "reward/max": max(rewards),
             "reward/flat_groups": fmean(len({s.reward for s in group.samples}) == 1 for group in groups),
         }
-    return metrics | named_rewards(samples) | optional_metrics(groups, config)
+    return metrics | named_rewards(samples) | slime_rollout_metrics(groups) | optional_metrics(groups, config)
 
 
 def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str, float]:
@@ -37,7 +38,7 @@ def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, float] = {}
     if config.log_multi_turn:
-        metrics |= _multi_turn(samples)
+        metrics |= _multi_turn(samples) | multi_turn_lengths(samples)
     if config.log_passrate and all(sample.reward is not None for sample in samples):
         metrics |= {f"passrate/{name}": rate for name, rate in pass_rates(groups, first_k=1).items()}
     if config.log_reward_category is not None:
@@ -81,4 +82,7 @@ def _category_shares(samples: Sequence[Sample], name: str) -> dict[str, float]:
     # A category is an entry of a sample's metadata, or a value of a reward that returns several by name.
     known = (sample.metadata.get("rewards", {}) | sample.metadata for sample in samples)
     counts = Counter(str(values[name]) for values in known if name in values)
-    return {f"reward_category/{value}": count / len(samples) for value, count in sorted(counts.items())}
+    shares = {value: count / len(samples) for value, count in sorted(counts.items())}
+    return {
+        f"{prefix}/{value}": share for prefix in ("reward_category", SLIME_CATEGORY) for value, share in shares.items()
+    }

@@ -14,6 +14,7 @@ from rlscale.config import QkvFormat
 from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.engine_shapes import add_engine_shapes
+from rlscale.training.column_outputs import gather_columns
 from rlscale.training.cpu.allocator import keep_freed_memory
 from rlscale.training.distributed import RankGrid, find_local_ranks, make_data_mesh, select_device, set_num_threads
 from rlscale.training.fsdp.model import attention_kernel
@@ -22,7 +23,7 @@ from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.context_shard import pack_share
 from rlscale.training.packing.microbatch import Microbatch, count_padding, pack, pad
-from rlscale.training.rollout_state import PackedRollout
+from rlscale.training.rollout_state import PackedRollout, TrainColumns
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch
 
@@ -111,6 +112,10 @@ class FsdpRank:
     def gather_logprobs(self, rollout: PackedRollout) -> dict[int, Float32]:
         """Requested logprobs by sample; a collective of the data group."""
         return rollout.logprob_collector.gather(self.device, group=rollout.data_group)
+
+    def gather_columns(self, rollout: PackedRollout, columns: TrainColumns) -> dict[str, Float32]:
+        """Columns of all samples, if the batch requests them; a collective of the data group."""
+        return gather_columns(rollout, columns, device=self.device)
 
     def finish_saving(self) -> None:
         """Returns at once: `save` writes everything before it returns."""

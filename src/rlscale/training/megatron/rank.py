@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
+from rlscale.training.column_outputs import gather_columns
 from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
@@ -22,7 +23,7 @@ from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.microbatch import Microbatch, count_padding
-from rlscale.training.rollout_state import PackedRollout
+from rlscale.training.rollout_state import PackedRollout, TrainColumns
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import Float32, StepPlan, TrainBatch
 
@@ -103,6 +104,12 @@ class MegatronRank:
         """Requested logprobs by sample; a collective of all ranks."""
         logprobs = rollout.logprob_collector.gather(self.device, group=rollout.data_group)
         return self.dims.broadcast_from_last_stage(logprobs)
+
+    def gather_columns(self, rollout: PackedRollout, columns: TrainColumns) -> dict[str, Float32]:
+        """Columns of all samples, if the batch requests them; a collective of all ranks."""
+        if not rollout.batch.returns_columns:
+            return {}
+        return self.dims.broadcast_from_last_stage(gather_columns(rollout, columns, device=self.device))
 
     def finish_saving(self) -> None:
         """Waits until all saves are on disk and raises the first error. May be called from any thread."""

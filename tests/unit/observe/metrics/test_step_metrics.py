@@ -52,6 +52,17 @@ def test_turns_are_runs_of_trainable_tokens() -> None:
         "multi_turn/policy_tokens_max": 3.0,
         "multi_turn/environment_tokens_mean": 1.5,
         "multi_turn/environment_tokens_max": 3.0,
+        # The names of slime; the response of `once` has 2 tokens, that of `twice` 6.
+        "multi_turn/raw_response_length/response_length_mean": 4.0,
+        "multi_turn/raw_response_length/response_length_max": 6.0,
+        "multi_turn/raw_response_length/response_length_min": 2.0,
+        "multi_turn/raw_response_length/response_length_clip_ratio": 0.0,
+        "multi_turn/wo_obs_response_length/response_length_mean": 2.5,
+        "multi_turn/wo_obs_response_length/response_length_max": 3.0,
+        "multi_turn/wo_obs_response_length/response_length_min": 2.0,
+        "multi_turn/multi_turn_metric/round_number_mean": 1.5,
+        "multi_turn/multi_turn_metric/round_number_max": 2.0,
+        "multi_turn/multi_turn_metric/round_number_min": 1.0,
     }
 
 
@@ -61,4 +72,9 @@ def test_categories_are_shares_of_all_samples() -> None:
         if kind is not None:
             sample.metadata["kind"] = kind
     found = optional_metrics([group], LoggingConfig(log_reward_category="kind"))
-    assert found == {"reward_category/right": 0.25, "reward_category/wrong": 0.5}
+    shares = {"right": 0.25, "wrong": 0.5}
+    assert found == {
+        f"{prefix}/{value}": share
+        for prefix in ("reward_category", "rollout/error_cat")
+        for value, share in shares.items()
+    }
