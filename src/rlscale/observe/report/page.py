@@ -1,4 +1,4 @@
-"""Renders the page: facts, charts and samples as data, drawn by the scripts in `assets/`.
+"""Renders the page: facts, and sections whose data the scripts in `assets/` draw.
 
 jinja2 escapes all text of a run, or the page gets it as JSON that its scripts insert as text. The content security
 policy names the page's style and script by hash, so that the page runs no other script and loads nothing.
@@ -14,31 +14,72 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from rlscale.observe.metrics.metric_names import METRICS
 from rlscale.observe.metrics.outcomes import describe_outcomes
 from rlscale.observe.report.evaluations import render_evaluations
 from rlscale.observe.report.run_reader import RunData
-from rlscale.observe.report.series import heatmap, metric_columns, non_finite_warnings, phase_seconds
+from rlscale.observe.report.sections import (
+    curve_section,
+    distribution_section,
+    end_section,
+    fate_section,
+    group_section,
+    lane_section,
+    sample_section,
+    setup_section,
+    time_section,
+)
+from rlscale.observe.report.series import metric_columns, non_finite_warnings
 from rlscale.observe.reporter import diff_limit
 
-STYLES = ("uplot/uPlot.min.css", "style.css", "evaluations.css")
-SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js", "charts.js", "heatmap.js", "samples.js", "start.js")
+SECTIONS = (
+    end_section.SECTION,
+    curve_section.SECTION,
+    time_section.SECTION,
+    fate_section.SECTION,
+    lane_section.SECTION,
+    group_section.SECTION,
+    distribution_section.SECTION,
+    sample_section.SECTION,
+    setup_section.SECTION,
+)
+"""Sections in the order of the page."""
+
+STYLES = (
+    "uplot/uPlot.min.css",
+    "style.css",
+    *(name for section in SECTIONS for name in section.styles),
+    "evaluations.css",
+)
+SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    "page.js",
+    *(name for section in SECTIONS for name in section.scripts),
+    "start.js",
+)
 
 
 def render(run: RunData) -> str:
     """Renders the page as one HTML text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(_asset),
+    )
     environment.filters["quoted"] = shlex.quote
     # Phases and charts have an order; by default jinja2 sorts keys.
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     style, script = ("\n".join(_asset(name) for name in names) for names in (STYLES, SCRIPTS))
-    return environment.from_string(_asset("page.html.jinja")).render(
+    return environment.get_template("page.html.jinja").render(
         title=run.folder.resolve().name,
         is_finished=run.result is not None,
         facts=list(_facts(run)),
         warnings=[*(run.result or {}).get("warnings", []), *non_finite_warnings(run.metrics)],
+        sections=SECTIONS,
         launches=run.launches,
         config_yaml=run.config_yaml,
         data=_page_data(run),
@@ -60,15 +101,11 @@ def _hash(text: str) -> str:
 
 
 def _page_data(run: RunData) -> dict[str, Any]:
-    metrics = metric_columns(run.metrics)
     config = _config(run)
     return {
-        "metrics": metrics,
+        "metrics": metric_columns(run.metrics),
         "meanings": METRICS,
-        "phases": phase_seconds(metrics),
-        "heatmaps": {name: heatmap(run.distributions, name) for name in ("reward", "response_len")},
-        "samples": list(run.samples),
-        "num_samples": run.num_samples,
+        **{section.name: section.data(run) for section in SECTIONS},
         "diff_limit": diff_limit(
             _get(config, "debug.logprob_diff_warn"), str(_get(config, "train.dtype") or "bfloat16")
         ),

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.observe.jsonl import read_records
 from rlscale.observe.provenance import CONFIG_FILE, PROVENANCE_FILE
 from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE
+
+Item = TypeVar("Item")
 
 METRICS_FILE, RESULT_FILE = "metrics.jsonl", "finished.json"
 MAX_SAMPLE_BYTES = 30_000_000
@@ -45,7 +47,7 @@ def read_run(folder: Path, *, max_samples: int) -> RunData:
         DataError: a file in it cannot be read.
     """
     _check_folder(folder)
-    spans = _line_spans(folder / SAMPLES_FILE)
+    spans = line_spans(folder / SAMPLES_FILE)
     return RunData(
         folder=folder,
         config_yaml=_text(folder / CONFIG_FILE),
@@ -53,7 +55,7 @@ def read_run(folder: Path, *, max_samples: int) -> RunData:
         result=_json(folder / RESULT_FILE),
         metrics=read_records(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else [],
         distributions=_last_of_each_step(_lines(folder / DISTRIBUTIONS_FILE)),
-        samples=_read_lines_at(folder / SAMPLES_FILE, _spread(spans, max_samples)),
+        samples=read_lines_at(folder / SAMPLES_FILE, _spread(spans, max_samples)),
         num_samples=len(spans),
     )
 
@@ -99,7 +101,7 @@ def _last_of_each_step(records: Iterator[dict[str, Any]]) -> list[dict[str, Any]
     return list({record["step"]: record for record in records}.values())
 
 
-def _line_spans(path: Path) -> list[tuple[int, int, int]]:
+def line_spans(path: Path) -> list[tuple[int, int, int]]:
     """Row, start and length in bytes of every complete line. The file may have gigabytes; a page shows little of it."""
     if not path.exists():
         return []
@@ -121,7 +123,29 @@ def _spread(spans: Sequence[tuple[int, int, int]], limit: int) -> list[tuple[int
     return [spans[i * len(spans) // limit] for i in range(limit)]
 
 
-def _read_lines_at(path: Path, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
+def spread(items: Sequence[Item], limit: int) -> list[Item]:
+    """At most `limit` items, evenly spaced, with the last one."""
+    if len(items) <= limit:
+        return list(items)
+    return [items[len(items) - 1 - i * len(items) // limit] for i in reversed(range(limit))]
+
+
+def iterate_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a file that may not exist and whose last line may be incomplete. Raises DataError."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for row, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                yield _parse(line, path, row)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All records of `iterate_json_lines`, of a small file."""
+    return list(iterate_json_lines(path))
+
+
+def read_lines_at(path: Path, spans: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
     if not spans:
         return []
     records = []

@@ -66,7 +66,7 @@ def test_samples_stay_text(tmp_path: Path) -> None:
     assert "img" not in [tag for tag, _ in structure.tags]
     assert not [attrs for _, attrs in structure.tags if any(name.startswith("on") for name in attrs)]
     assert ATTACK in structure.text  # in the warnings and overrides, readable
-    assert any(ATTACK in token for sample in parse_data(page)["samples"] for token in sample["tokens"])
+    assert any(ATTACK in token for sample in parse_data(page)["samples"]["samples"] for token in sample["tokens"])
 
 
 def test_the_policy_allows_only_the_scripts_and_styles_of_the_page(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_runs_of_every_kind(tmp_path: Path, kind: dict[str, Any], status: str, a
 
 
 def test_phases_keep_their_order(tmp_path: Path) -> None:
-    assert list(parse_data(render_run(tmp_path))["phases"]["phases"]) == ["rollout", "train", "eval", "other"]
+    assert list(parse_data(render_run(tmp_path))["time"]["phases"]) == ["rollout", "train", "eval", "other"]
 
 
 def test_the_warning_limit_is_that_of_the_run(tmp_path: Path) -> None:

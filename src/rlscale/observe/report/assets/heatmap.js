@@ -5,10 +5,9 @@ const HEATMAPS = [["reward", "Reward"], ["response_len", "Response length, token
 const MARGIN = { left: 76, bottom: 22, top: 4 };
 const BARS_WIDTH = 260;
 
-function drawDistributions() {
-  const body = byId("distributions-body");
+function drawDistributions(heatmaps, body) {
   for (const [name, title] of HEATMAPS) {
-    const map = data.heatmaps[name];
+    const map = heatmaps[name];
     if (map) heatCard(body, title, map);
   }
   if (!body.childElementCount) {
@@ -131,3 +130,5 @@ function cellAt(canvas, map, event) {
   const isInside = x >= 0 && column < map.steps.length && bin >= 0 && bin < rows;
   return isInside ? [column, bin] : [null, null];
 }
+
+addSection("distributions", drawDistributions);

@@ -55,9 +55,48 @@ const tip = {
   },
 };
 
+// Each script of a section adds the function that draws it; `start.js` calls them in this order.
+const sections = [];
+
+function addSection(name, draw) {
+  sections.push({ name, draw });
+}
+
 // Canvases must be redrawn when the theme or the width changes.
 const redraws = [];
 
 function redrawAll() {
   for (const redraw of redraws) redraw();
+}
+
+const thousands = (number) => number.toLocaleString("en");
+
+/** Chooses one of some rollouts: a slider, and buttons to the neighbours. `set` does not call `choose`. */
+function makeStepper(steps, first, choose) {
+  const slider = element("input", { type: "range", min: "0", max: String(steps.length - 1), ariaLabel: "Rollout" });
+  slider.value = String(first);
+  const label = element("b");
+  const before = element("button", { type: "button", textContent: "‹", ariaLabel: "Rollout before" });
+  const after = element("button", { type: "button", textContent: "›", ariaLabel: "Rollout after" });
+  const show = () => {
+    const place = Number(slider.value);
+    label.textContent = `rollout ${steps[place]}`;
+    before.disabled = place === 0;
+    after.disabled = place === steps.length - 1;
+  };
+  const set = (place) => {
+    slider.value = String(place);
+    show();
+  };
+  const move = (by) => {
+    set(Number(slider.value) + by);
+    choose(Number(slider.value));
+  };
+  before.addEventListener("click", () => move(-1));
+  after.addEventListener("click", () => move(1));
+  slider.addEventListener("input", () => move(0));
+  show();
+  const made = element("span", { className: "stepper" }, label, before, after);
+  if (steps.length > 2) made.insertBefore(slider, after);
+  return { element: made, set };
 }

@@ -4,7 +4,7 @@
 const FILTERS = ["from", "to", "low", "high", "status", "text", "order", "colour"];
 const LIST_STEP = 100;
 
-const samples = data.samples.map((sample, place) => ({
+const samples = data.samples.samples.map((sample, place) => ({
   ...sample,
   place,
   mask: unroll(sample.loss_mask),
@@ -57,8 +57,6 @@ function matching(filters) {
   return found.sort(orders[filters.order]);
 }
 
-const thousands = (number) => number.toLocaleString("en");
-
 let shown = [];
 let selected = null;
 
@@ -66,7 +64,7 @@ function updateSamples() {
   const filters = chosenFilters();
   shown = matching(filters);
   if (!shown.includes(selected)) selected = shown[0] || null;
-  const kept = data.num_samples > samples.length ? `, of ${thousands(data.num_samples)} in the run folder` : "";
+  const kept = data.samples.number > samples.length ? `, of ${thousands(data.samples.number)} in the run folder` : "";
   byId("samples-count").textContent = samples.length ? `${thousands(shown.length)} of ${thousands(samples.length)} samples${kept}` : "";
   byId("list").replaceChildren();
   addEntries();
@@ -259,3 +257,5 @@ function startSamples() {
   updateSamples();
   redraws.push(showSample);
 }
+
+addSection("samples", startSamples);

@@ -23,10 +23,7 @@ for (const link of document.querySelectorAll("nav a")) {
   });
 }
 
-drawCurves();
-drawTime();
-drawDistributions();
-startSamples();
+for (const { name, draw } of sections) draw(data[name], byId(`${name}-body`));
 redrawAll();
 
 let lastWidth = innerWidth;

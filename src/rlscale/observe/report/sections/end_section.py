@@ -1,0 +1,96 @@
+"""Starts of the run, and why each of them ended."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rlscale.observe.report.run_reader import RunData, read_json_lines
+from rlscale.observe.report.sections.page_section import Section
+from rlscale.observe.run_end import ENDS_FILE, EndReason
+
+MAX_STARTS = 50
+"""Starts that the page shows: the last ones."""
+
+TITLES = {
+    EndReason.finished: "all rollouts are done",
+    EndReason.stop_reward: "the held-out reward reached eval.stop_reward",
+    EndReason.stopped: "stopped after a checkpoint",
+    EndReason.interrupted: "interrupted",
+    EndReason.failed: "failed",
+}
+
+
+def describe_ends(run: RunData) -> dict[str, Any]:
+    """One entry for each start: when it began and ended, with which rollouts, and why."""
+    ends = read_json_lines(run.folder / ENDS_FILE)
+    starts = list(run.launches)
+    entries = []
+    for number, launch in enumerate(starts):
+        begin, limit = _seconds(launch["time"]), _next_begin(starts, number)
+        own = [end for end in ends if begin <= _seconds(end["time"]) < limit]
+        entries.append(
+            {
+                "start": launch["time"],
+                "seconds": None if not own else _seconds(own[-1]["time"]) - begin,
+                "rollouts": _rollouts(run.metrics, begin, limit),
+                **(_recorded(own[-1]) if own else _unrecorded(run, is_last=number == len(starts) - 1)),
+            }
+        )
+    return {"starts": entries[-MAX_STARTS:], "number": len(entries)}
+
+
+def _recorded(end: Mapping[str, Any]) -> dict[str, Any]:
+    reason = EndReason(end["reason"]) if end["reason"] in set(EndReason) else None
+    if reason is None:
+        return {"state": "failed", "title": "ended without a reason", "text": end["text"]}
+    state = {EndReason.finished: "finished", EndReason.stop_reward: "finished", EndReason.failed: "failed"}
+    return {"state": state.get(reason, "stopped"), "title": TITLES[reason], "text": end["text"]}
+
+
+def _unrecorded(run: RunData, *, is_last: bool) -> dict[str, Any]:
+    if is_last and run.result is not None:
+        return {"state": "finished", "title": TITLES[EndReason.finished], "text": ""}
+    if is_last and _is_locked(run.folder / "run.lock"):
+        return {"state": "running", "title": "still running", "text": "The page shows the run so far."}
+    text = "Its process was killed or its machine failed: it wrote no reason. The end of logs/ may show more."
+    return {"state": "failed", "title": "ended without a record", "text": text}
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether the driver of the run holds its lock, on this machine or this file system."""
+    try:
+        with path.open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _next_begin(starts: Sequence[Mapping[str, Any]], number: int) -> float:
+    return _seconds(starts[number + 1]["time"]) if number + 1 < len(starts) else float("inf")
+
+
+def _rollouts(metrics: Sequence[Mapping[str, Any]], begin: float, limit: float) -> list[int] | None:
+    """First and last rollout that a start trained on; None: there is none, or a later start has repeated them."""
+    steps = [record["step"] for record in metrics if begin <= record.get("time", 0) < limit and "train/loss" in record]
+    return [min(steps), max(steps)] if steps else None
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
+
+
+SECTION = Section(
+    name="ends",
+    title="Why the run ended",
+    label="End",
+    data=describe_ends,
+    scripts=("ends.js",),
+    styles=("ends.css",),
+)
