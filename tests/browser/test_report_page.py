@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from rlscale.cli.report import main
+from rlscale.errors import EngineError
+from rlscale.observe.run_end import recorded_end
 from tests.browser.chromium import Page, chromium
 from tests.unit.observe.report.made_evaluation import write_evaluations
 from tests.unit.observe.report.made_run import ATTACK, make_run
@@ -53,7 +55,7 @@ async def test_every_chart_is_drawn(page: Page, tmp_path: Path) -> None:
     curves = await num_painted(page, "#curves-grid canvas")
     assert len(curves) == len(titles)
     assert min(curves + await num_painted(page, "#time canvas") + await num_painted(page, "#distributions canvas")) > 5
-    assert await page.evaluate("document.querySelectorAll('.totals span').length") == 4
+    assert await page.evaluate("document.querySelectorAll('#time .totals span').length") == 4
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -154,6 +156,10 @@ async def test_a_run_without_metrics_shows_notes(page: Page, tmp_path: Path) -> 
         "No step has timings yet",
         "No distribution",
         "No samples are",
+        "No fate has been recorded",
+        "No timeline has been recorded",
+        "No group has been recorded",
+        "No provenance.json",
     ):
         assert part in notes
 
@@ -168,6 +174,78 @@ async def test_a_run_without_samples_has_no_filters(page: Page, tmp_path: Path) 
     await page.open(address)
     assert await page.evaluate(shown) == [False, False, True]
     assert (await texts(page, "#detail"))[0].startswith("No samples are stored")
+
+
+async def test_curves_that_are_zero_are_named_and_not_drawn(page: Page, tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "time": 0, "train/loss": 1, "truncated/ratio": 0.0, "train/pg_clipfrac": 1e-17}\n')
+    assert main([str(tmp_path / "run")]) == 0
+    await page.open((tmp_path / "run" / "report.html").as_uri())
+    assert "Shares" not in await texts(page, "#curves-grid h3")
+    assert await texts(page, "#curves-zero") == [
+        "Not drawn, because they are 0 in every rollout: train/pg_clipfrac, truncated/ratio."
+    ]
+
+
+async def test_the_reason_for_the_end_is_shown(page: Page, tmp_path: Path) -> None:
+    make_run(tmp_path / "run", finished=False)
+    with pytest.raises(EngineError), recorded_end(tmp_path / "run"):
+        raise EngineError(ATTACK)
+    assert main([str(tmp_path / "run")]) == 0
+    await page.open((tmp_path / "run" / "report.html").as_uri())
+    assert await texts(page, "#ends li.failed pre") == [f"EngineError: {ATTACK}"]
+    (line,) = await texts(page, "#ends li")
+    assert line.startswith("Failed") and "rollouts 0 to 11" in line
+
+
+async def test_every_fate_is_counted_and_found(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path))
+    assert await texts(page, "#fates .keys li") == [
+        "trained 192 (51.6%)",
+        "dropped by equal_rewards 144 (38.7%)",
+        "failed by grader 36 (9.7%)",
+        "not decided yet 1",
+    ]
+    assert min(await num_painted(page, "#fates canvas")) > 3
+    search = "document.querySelector('#fates label input')"
+    for number, answer in ((29, "failed by grader, rollout 0"), (100, "trained, rollout 3"), (9999, "there is none")):
+        await page.evaluate(f"{search}.value = {number}; {search}.dispatchEvent(new Event('input'))")
+        assert await texts(page, "#fates output") == [answer]
+    await page.hover("#fates .fate-map canvas")
+    assert await page.evaluate("document.querySelectorAll('#fates .stepper button')[0].disabled") is False
+
+
+async def test_lanes_show_what_each_trajectory_did(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path))
+    assert await texts(page, "#lanes .stepper b") == ["rollout 11"]
+    assert await texts(page, "#lanes .lane-keys li") == ["waits", "generates", "tool", "is graded"]
+    kinds = "[...document.querySelectorAll('#lanes .lane-track')].map((e) => e.querySelectorAll('.tool').length)"
+    assert await page.evaluate(kinds) == [0, 1, 0, 1] * 2
+    assert (await texts(page, "#lanes .lane-reward"))[1:5] == ["0", "1", "0.5", "failed"]
+    wide = await page.evaluate("document.querySelector('#lanes .lane-track .generate').offsetWidth")
+    track = await page.evaluate("document.querySelector('#lanes .lane-track').offsetWidth")
+    assert wide == pytest.approx(track * 1000 / 5000, abs=2)
+    await page.hover("#lanes .lane-track .generate")
+    assert (await texts(page, "#tip"))[0].startswith("generates 1 s")
+    await page.evaluate("document.querySelectorAll('#lanes .stepper button')[0].click()")
+    assert await texts(page, "#lanes .stepper b") == ["rollout 10"]
+    assert "rollout=10" in await page.evaluate("location.hash")
+
+
+async def test_a_group_is_compared_around_its_mean(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path) + "#rollout=3")
+    assert (await texts(page, "#groups .facts dd"))[:5] == ["3", "24", "trained", "25", "0.5"]
+    # Sorted by reward; a failed trajectory has none.
+    assert await texts(page, "#groups tbody th") == ["97", "98", "96", "99"]
+    bars = "[...document.querySelectorAll('#groups .meter.signed')].map((e) => e.firstChild?.className ?? 'none')"
+    assert await page.evaluate(bars) == ["above", "above", "below", "none"]
+    assert any(ATTACK in text for text in await texts(page, "#groups .clamp"))
+    assert (await texts(page, "#groups small.lost"))[0].startswith("grader: ")
+    await page.evaluate("document.querySelectorAll('#lanes .lane-group')[1].click()")
+    assert (await texts(page, "#groups .facts dd"))[1:3] == ["25", "dropped by equal_rewards"]
+    pressed = "[...document.querySelectorAll('#lanes .lane-group')].map((e) => e.ariaPressed)"
+    assert await page.evaluate(pressed) == ["false", "true"]
 
 
 async def test_the_page_fits_a_narrow_window(page: Page, tmp_path: Path) -> None:

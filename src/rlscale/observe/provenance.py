@@ -60,6 +60,12 @@ def write_provenance(
     _replace(path, json.dumps(launches, indent=2) + "\n")
 
 
+def count_starts(folder: Path) -> int:
+    """Starts of the run so far."""
+    path = folder / PROVENANCE_FILE
+    return len(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 0
+
+
 def collect(overrides: Sequence[str] = (), *, read_git: GitReader = git_state) -> dict[str, Any]:
     """Entry for this start of the run and this process, as JSON values."""
     return {

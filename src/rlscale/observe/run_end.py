@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+from rlscale.observe.provenance import count_starts
+
 ENDS_FILE = "ends.jsonl"
 MAX_TEXT = 4000
 """Characters of a message that are kept, from its end: that of a failed worker ends with the error."""
@@ -41,8 +43,8 @@ class RunEnd:
 
 @contextmanager
 def recorded_end(folder: Path) -> Iterator[RunEnd]:
-    """Appends the reason to the file when the block ends, whatever ends it."""
-    end = RunEnd()
+    """Appends the reason to the file when the block ends, whatever ends it. `provenance.json` has the start already."""
+    end, start = RunEnd(), count_starts(folder)
     try:
         yield end
     except KeyboardInterrupt:
@@ -53,11 +55,11 @@ def recorded_end(folder: Path) -> Iterator[RunEnd]:
         end.reason, end.text = EndReason.failed, f"{type(error).__name__}: {error}"
         raise
     finally:
-        _append(folder / ENDS_FILE, end)
+        _append(folder / ENDS_FILE, end, start=start)
 
 
-def _append(path: Path, end: RunEnd) -> None:
-    record = {"time": datetime.now(UTC).isoformat(), **asdict(end)}
+def _append(path: Path, end: RunEnd, *, start: int) -> None:
+    record = {"start": start, "time": datetime.now(UTC).isoformat(), **asdict(end)}
     if len(end.text) > MAX_TEXT:
         record["text"] = f"... {end.text[-MAX_TEXT:]}"
     try:

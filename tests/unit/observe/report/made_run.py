@@ -13,7 +13,9 @@ import numpy as np
 from rlscale.config import load_config, to_yaml
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import write_provenance
-from rlscale.observe.rollout_log import RolloutLog
+from rlscale.observe.rollout_log import LEDGER_FILE, TIMELINES_FILE, RolloutLog
+from rlscale.observe.run_end import EndReason, recorded_end
+from rlscale.observe.step_lines import StepLines
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -30,7 +32,7 @@ def make_run(
     folder: Path, *, num_rollouts: int = 12, finished: bool = True, evaluates: bool = True, sft: bool = False
 ) -> Path:
     """Writes a run with rising reward, two turns in each answer, and a weight update within each answer."""
-    config = load_config([f"data.num_rollout={num_rollouts}", "run.name=made"])
+    config = load_config([f"data.num_rollout={num_rollouts}", "batch.n_samples_per_prompt=4", "run.name=made"])
     overrides = ["algo.eps_clip=0.1", f"run.name={ATTACK}"]
     write_provenance(folder, config_yaml=to_yaml(config), overrides=overrides, read_git=clean_checkout)
     metrics = JsonlSink(folder / "metrics.jsonl")
@@ -43,10 +45,69 @@ def make_run(
         chosen = rollouts.choose(groups)
         rollouts.write(step, groups, logprobs={i: _trainer(groups, i, rng) for i in chosen})
         metrics.log(_metrics(step, evaluates=evaluates and step % 4 == 3, sft=sft), step=step)
+    if not sft:
+        write_trajectories(folder, num_rollouts=num_rollouts)
     if finished:
+        with recorded_end(folder) as end:
+            end.reason = EndReason.finished
         result = {"num_tokens": 12345, "seconds": 67.8, "initial_eval": 0.1, "final_eval": 0.9, "warnings": [ATTACK]}
         (folder / "finished.json").write_text(json.dumps(result))
     return folder
+
+
+def write_trajectories(folder: Path, *, num_rollouts: int) -> None:
+    """Writes fates and timelines: in each rollout 8 groups of 4, of which 4 are trained, 3 dropped and one has failed.
+
+    The first two groups of a rollout have timelines, in which trajectories differ in reward, length and tools.
+    """
+    ledger = StepLines(folder / LEDGER_FILE, resume_at_step=0)
+    timelines = StepLines(folder / TIMELINES_FILE, resume_at_step=0)
+    for step in range(num_rollouts):
+        first = step * 32
+        ledger.append(
+            [
+                {
+                    "step": step,
+                    "trained": [f"{first}-{first + 15}"],
+                    "dropped/equal_rewards": [f"{first + 16}-{first + 27}"],
+                    "failed/grader": [f"{first + 28}-{first + 29}", str(first + 30)],
+                    "open": [str(first + 31)],
+                }
+            ]
+        )
+        groups = [_timed_group(step * 8 + i, "trained" if i == 0 else "dropped/equal_rewards") for i in range(2)]
+        timelines.append([{"step": step, "start": 0.0, "num_groups": 8, "groups": groups}])
+    ledger.close()
+    timelines.close()
+
+
+def _timed_group(index: int, fate: str) -> dict[str, Any]:
+    trajectories = [
+        {
+            "id": index * 4 + j,
+            "status": "completed",
+            "reward": [0.0, 1.0, 0.5, None][j] if fate == "trained" else 0.0,
+            "tokens": 10 + 30 * j,
+            "text": f"answer {j} {ATTACK}",
+            "versions": [3, 4] if j == 1 else [3],
+            "spans": [
+                ["queue", 0, 200],
+                ["generate", 200, 1000 + 500 * j],
+                *([["tool", 1200 + 500 * j, 300]] if j % 2 else []),
+                ["grade", 3200, 100],
+                ["queue", 3300, 1700],
+            ],
+            **({"failure": f"grader: {ATTACK}", "retries": 2} if j == 3 and fate == "trained" else {}),
+        }
+        for j in range(4)
+    ]
+    return {
+        "group": index,
+        "row": index,
+        "prompt": f"What is 6 times 7? {ATTACK}",
+        "fate": fate,
+        "trajectories": trajectories,
+    }
 
 
 def clean_checkout(folder: Path) -> dict[str, Any]:

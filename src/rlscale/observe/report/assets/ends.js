@@ -19,7 +19,7 @@ function endEntry({ start, seconds, rollouts, state, title, text }, number) {
   const made = element(
     "li",
     { className: state },
-    element("b", { textContent: title }),
+    element("b", { textContent: title[0].toUpperCase() + title.slice(1) }),
     element("span", { className: "facts-line", textContent: facts.join(" · ") }),
   );
   if (text) made.append(element("pre", { textContent: text }));

@@ -15,6 +15,9 @@ from rlscale.observe.run_end import ENDS_FILE, EndReason
 MAX_STARTS = 50
 """Starts that the page shows: the last ones."""
 
+ROUNDING_S = 0.01
+"""Records of metrics have rounded times: one may be later than the end of its start."""
+
 TITLES = {
     EndReason.finished: "all rollouts are done",
     EndReason.stop_reward: "the held-out reward reached eval.stop_reward",
@@ -26,20 +29,23 @@ TITLES = {
 
 def describe_ends(run: RunData) -> dict[str, Any]:
     """One entry for each start: when it began and ended, with which rollouts, and why."""
-    ends = read_json_lines(run.folder / ENDS_FILE)
+    ends = {end["start"]: end for end in read_json_lines(run.folder / ENDS_FILE)}
     starts = list(run.launches)
-    entries = []
+    entries: list[dict[str, Any]] = []
+    after = 0.0
     for number, launch in enumerate(starts):
-        begin, limit = _seconds(launch["time"]), _next_begin(starts, number)
-        own = [end for end in ends if begin <= _seconds(end["time"]) < limit]
+        end, begin = ends.get(number + 1), _seconds(launch["time"])
+        limit = _next_begin(starts, number) if end is None else _seconds(end["time"]) + ROUNDING_S
         entries.append(
             {
                 "start": launch["time"],
-                "seconds": None if not own else _seconds(own[-1]["time"]) - begin,
-                "rollouts": _rollouts(run.metrics, begin, limit),
-                **(_recorded(own[-1]) if own else _unrecorded(run, is_last=number == len(starts) - 1)),
+                # The time of a start has no fraction.
+                "seconds": None if end is None else max(0.0, _seconds(end["time"]) - begin),
+                "rollouts": _rollouts(run.metrics, max(begin, after), limit),
+                **(_unrecorded(run, is_last=number == len(starts) - 1) if end is None else _recorded(end)),
             }
         )
+        after = limit
     return {"starts": entries[-MAX_STARTS:], "number": len(entries)}
 
 
