@@ -76,7 +76,12 @@ def test_several_functions_score_training_and_evaluation(command: Command) -> No
     assert all("reward/right/mean" in record for record in steps)
     (sample, *_) = records(command.folder / "details" / "rollout_data" / "0.jsonl")
     assert sample["metadata"]["reward_weights"] == {"luck": 1.0, "style/scaled": 0.5}
-    assert [record["step"] for record in command.metrics() if "eval/reward_mean" in record] == [0, 1, 3]
+    evaluated = [record["step"] for record in command.metrics() if "eval/reward_mean" in record]
+    assert evaluated == [0, 1, 3]
+    names = sorted(path.name for path in (command.folder / "details" / "rollout_data").glob("eval_*"))
+    assert len(names) == len(evaluated) and names[0] == "eval_0.jsonl"
+    held_out = records(command.folder / "details" / "rollout_data" / "eval_0.jsonl")
+    assert {sample["version"] for sample in held_out} == {0} and all(sample["eval_set"] for sample in held_out)
 
 
 def test_details_contain_samples_batches_and_the_tokenizer(whole: Command) -> None:
@@ -89,6 +94,26 @@ def test_details_contain_samples_batches_and_the_tokenizer(whole: Command) -> No
         assert batch["rewards"].tolist() == [sample["reward"] for sample in samples]
         answered = batch["loss_mask"] == 1
         assert np.allclose(batch["trainer_logprobs"][answered], batch["rollout_logprobs"][answered], atol=1e-4)
+        assert batch["advantages"][answered].any() and not batch["advantages"][~answered].any()
+
+
+def test_a_run_records_timelines_utilization_lag_and_its_end(whole: Command) -> None:
+    steps = [record for record in whole.metrics() if "train/loss" in record]
+    pages = records(whole.run_dir / "timelines.jsonl")
+    fates = records(whole.run_dir / "ledger.jsonl")
+    assert [page["step"] for page in pages] == [record["step"] for record in steps] == [0, 1, 2]
+    for record, page, fate in zip(steps, pages, fates, strict=True):
+        assert record["throughput/mfu"] > 0 and record["driver/loop_lag_s_max"] >= 0
+        assert record["trajectory/generate_s_mean"] > 0 and record["trajectory/queue_s_max"] > 0
+        assert record["rollout/raw_reward"] == record["rollout/rewards"] == pytest.approx(record["reward/mean"])
+        assert record["rollout/advantages"] == pytest.approx(0.0, abs=1e-5)
+        kinds = {span[0] for group in page["groups"] for each in group["trajectories"] for span in each["spans"]}
+        assert kinds >= {"queue", "generate", "grade"}
+        first, _, last = fate["trained"][0].partition("-")
+        ids = [each["id"] for group in page["groups"] for each in group["trajectories"]]
+        assert set(ids) <= set(range(int(first), int(last) + 1)) and len(ids) == len(set(ids)) <= 64
+    (end,) = records(whole.run_dir / "ends.jsonl")
+    assert (end["start"], end["reason"], end["text"]) == (1, "finished", "")
 
 
 def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, command: Command) -> None:

@@ -1,12 +1,10 @@
 """Token columns of a rollout that leave the trainer: their means as metrics, and whole for a dump.
 
-Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, S samples of the batch.
+Shape legend: T tokens of the batch, R trainable tokens of a micro-batch.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from rlscale.training.rollout_state import (
     take_microbatch,
     write_microbatch,
 )
-from rlscale.types import Float32, TrainBatch
+from rlscale.types import Float32
 
 METRIC_NAMES = {
     "rollout_logprobs": "rollout_log_probs",
@@ -33,22 +31,24 @@ METRIC_NAMES = {
 
 
 def add_column_means(rollout: PackedRollout, columns: TrainColumns) -> None:
-    """Adds `rollout/<name>`: the mean over trajectories of the mean over their trainable tokens."""
-    found = {name: getattr(columns, name) for name in METRIC_NAMES if getattr(columns, name) is not None}
-    if not found:
-        return
-    weights_S = _trajectory_weights(rollout.batch)
+    """Adds `rollout/<name>`: the mean over trajectories of the mean over their trainable tokens.
+
+    The old logprobs are added by the pass that computes them, which may be the one with gradient.
+    """
+    found = {name: getattr(columns, name) for name in METRIC_NAMES if name != "old_logprobs"}
     for micro in rollout.all_micros:
-        weights_R = _weights_of(micro, weights_S, rollout.batch)
         for name, column in found.items():
-            entries_R = take_microbatch(column, micro)
-            assert entries_R is not None, "the column exists"
-            # Entries that are not trainable are undefined, so that a weight of 0 would not remove a NaN.
-            kept_R = torch.where(weights_R > 0, entries_R.double(), 0.0)
-            rollout.metrics.add(
-                {METRIC_NAMES[name]: ((weights_R * kept_R).sum(), weights_R.sum())},
-                prefix="rollout/",
-            )
+            if (entries_R := take_microbatch(column, micro)) is not None:
+                add_trajectory_mean(rollout, micro, name, entries_R)
+
+
+def add_trajectory_mean(rollout: PackedRollout, micro: Microbatch, name: str, entries_R: Tensor) -> None:
+    """Adds the entries of a micro-batch to the mean of a column."""
+    weights_R = rollout.trajectory_weights(micro)
+    # Entries that are not trainable are undefined, so that a weight of 0 would not remove a NaN.
+    kept_R = torch.where(weights_R > 0, entries_R.detach().double(), 0.0)
+    sums = {METRIC_NAMES[name]: ((weights_R * kept_R).sum(), weights_R.sum())}
+    rollout.metrics.add(sums, prefix="rollout/")
 
 
 def gather_columns(rollout: PackedRollout, columns: TrainColumns, *, device: torch.device) -> dict[str, Float32]:
@@ -74,21 +74,3 @@ def gather_columns(rollout: PackedRollout, columns: TrainColumns, *, device: tor
         assert whole is not None, "the column exists"
         gathered[name] = whole.numpy()
     return gathered
-
-
-def _trajectory_weights(batch: TrainBatch) -> npt.NDArray[np.float64]:
-    """1 / trainable tokens of the sample's trajectory. [S]"""
-    # offsets are the sample starts: the last start at or before a row is the row's sample.
-    samples = np.searchsorted(batch.offsets, np.flatnonzero(batch.loss_mask), side="right") - 1
-    counts_S = np.bincount(samples, minlength=batch.num_samples)
-    _, inverse_S = np.unique(batch.trajectory_ids, return_inverse=True)
-    counts_J = np.bincount(inverse_S, weights=counts_S)
-    weights: npt.NDArray[np.float64] = 1.0 / np.maximum(counts_J, 1.0)[inverse_S]
-    return weights
-
-
-def _weights_of(micro: Microbatch, weights_S: npt.NDArray[np.float64], batch: TrainBatch) -> Tensor:
-    """Weight of each entry of a micro-batch, 0 where it is not trainable. [R]"""
-    samples = np.searchsorted(batch.offsets, micro.batch_rows, side="right") - 1
-    samples = np.minimum(samples, batch.num_samples - 1)
-    return torch.from_numpy(weights_S[samples]).to(micro.targets.device) * micro.layout.mask_T

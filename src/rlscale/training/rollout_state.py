@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -63,6 +64,7 @@ class PackedRollout:
     logprob_collector: LogprobCollector
     data_group: dist.ProcessGroup | None = None  # ranks that hold all samples together, each once; None: all ranks
     seconds: dict[str, float] = field(default_factory=dict)  # by phase
+    _weights: list[npt.NDArray[np.float64]] = field(default_factory=list)  # of `trajectory_weights`, once computed
 
     @property
     def all_micros(self) -> list[Microbatch]:
@@ -97,6 +99,20 @@ class PackedRollout:
             rewards=torch.tensor(self.batch.rewards)[indices],
             max_response_len=max_response_len,
         )
+
+    def trajectory_weights(self, micro: Microbatch) -> Tensor:
+        """1 / trainable tokens of the trajectory of each entry of a micro-batch, 0 where it is not trainable. [R]
+
+        A mean with these weights counts each trajectory once.
+        """
+        batch = self.batch
+        if not self._weights:
+            _, trajectories_S = np.unique(batch.trajectory_ids, return_inverse=True)
+            counts_J = np.bincount(trajectories_S, weights=self._num_trainable().numpy())
+            self._weights.append(1.0 / np.maximum(counts_J, 1.0)[trajectories_S])
+        samples = np.searchsorted(batch.offsets, micro.batch_rows, side="right") - 1
+        weights = self._weights[0][np.minimum(samples, batch.num_samples - 1)]
+        return torch.from_numpy(weights).to(micro.targets.device) * micro.layout.mask_T
 
     def _num_trainable(self) -> Tensor:
         """Trainable tokens of each sample. [S]"""

@@ -145,7 +145,9 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
     same = all(torch.equal(weight, final[name]) for name, weight in resumed.weights())
 
     requesting = FsdpBackend(full_spec(model_path), rank=rank, world_size=2)
-    requested = requesting.train(replace(BATCHES[0], logprob_samples=REQUESTED), [plan(BATCHES[0], TWO_RANKS)])
+    requested = requesting.train(
+        replace(BATCHES[0], logprob_samples=REQUESTED, returns_columns=True), [plan(BATCHES[0], TWO_RANKS)]
+    )
 
     whole = FsdpBackend(whole_rollout_spec(model_path, ref_path=str(folder / "hf")), rank=rank, world_size=2)
 
@@ -160,6 +162,7 @@ def main(rank: int, port: int, model_path: str, folder: Path) -> None:
         "bfloat16_first": bfloat16[0],
         "nan": nan_on_rank_1(model_path, rank),
         "uneven": uneven_metrics(model_path, rank),
+        "columns": {name: column.tolist() for name, column in requested.columns.items()},
         "requested": {str(i): values.tolist() for i, values in requested.logprobs.items()},
         "request_changes_no_metric": {**requested.steps[0], **requested.metrics} == steps[0],
         "whole_rollout": [train(whole, batch, TWO_RANKS) for batch in BATCHES[:2]],

@@ -147,11 +147,18 @@ def test_two_ranks_export_full_weights(folder: Path) -> None:
 
 
 def test_every_rank_gets_the_requested_logprobs_of_all(folder: Path, model_path: str) -> None:
-    batch = replace(BATCHES[0], logprob_samples=REQUESTED)
-    expected = FsdpBackend(full_spec(model_path), rank=0, world_size=1).train(batch, [plan(batch, ONE_RANK)]).logprobs
+    batch = replace(BATCHES[0], logprob_samples=REQUESTED, returns_columns=True)
+    alone = FsdpBackend(full_spec(model_path), rank=0, world_size=1).train(batch, [plan(batch, ONE_RANK)])
+    expected = alone.logprobs
     assert report(folder, 0)["requested"] == report(folder, 1)["requested"]
     got = {int(i): values for i, values in report(folder, 0)["requested"].items()}
     assert tuple(got) == tuple(expected) == REQUESTED
     for i, values in expected.items():
         assert got[i] == pytest.approx(values.tolist(), abs=1e-5)
     assert report(folder, 0)["request_changes_no_metric"]
+    # So does every rank get the columns of all.
+    assert report(folder, 0)["columns"] == report(folder, 1)["columns"]
+    columns = report(folder, 0)["columns"]
+    assert columns.keys() == alone.columns.keys() and "advantages" in columns
+    for name, column in alone.columns.items():
+        assert columns[name] == pytest.approx(column.tolist(), abs=1e-5)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ from rlscale.control.signals import (
     cancellation_as_interrupt,
     cancelled_by_sigterm,
     stop_requested_by_sigusr1,
+    touched_by_sigusr2,
 )
 
 T = TypeVar("T")
@@ -135,3 +137,12 @@ def test_in_another_thread_sigusr1_is_left_alone() -> None:
     thread.start()
     thread.join()
     assert results == [signal.getsignal(signal.SIGUSR1)]
+
+
+async def test_sigusr2_touches_the_file(tmp_path: Path) -> None:
+    file, before = tmp_path / "request", signal.getsignal(signal.SIGUSR2)
+    with touched_by_sigusr2(file):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        while not file.exists():
+            await asyncio.sleep(0)
+    assert signal.getsignal(signal.SIGUSR2) == before

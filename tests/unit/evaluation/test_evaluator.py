@@ -143,6 +143,18 @@ async def test_prompts_in_flight_are_limited(monkeypatch: pytest.MonkeyPatch) ->
     assert most == 2 and found["eval/held_out/num_prompts"] == NUM_PROMPTS
 
 
+async def test_the_samples_of_every_set_are_dumped_with_failed_ones() -> None:
+    dumped: list[tuple[int, dict[str, int]]] = []
+    dumping = evaluator(Engines(), Grader(failing=[0, 2, 4]))
+    dumping.set_dump(
+        lambda version, sets: dumped.append(
+            (version, {name: sum(len(g.samples) + len(g.failed) for g in groups) for name, groups in sets.items()})
+        )
+    )
+    await dumping.run(3)
+    assert dumped == [(3, {"held_out": NUM_PROMPTS * NUM_SAMPLES})]
+
+
 async def test_a_failed_grader_takes_its_sample_out_of_the_means() -> None:
     found = await evaluator(Engines(), Grader(failing=[0, 2, 4])).run(3)
     assert found["eval/reward_mean"] == pytest.approx(6 / 9) and found["eval/held_out/failed_share"] == 3 / 12

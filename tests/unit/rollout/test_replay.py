@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from rlscale.data.batch import build_batch
 from rlscale.errors import DataError
-from rlscale.observe.dumps import BatchDump, RolloutDump
+from rlscale.observe.dumps import BatchDump, RolloutDump, read_dump
 from rlscale.rollout.replay import ReplayedRollouts
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
@@ -102,14 +102,27 @@ def test_an_unusable_file_is_an_error(tmp_path: Path, content: str | None, messa
 def test_the_batch_is_written_with_the_trainers_logprobs(tmp_path: Path) -> None:
     batch = build_batch(GROUPS, 4, has_rewards=True, mask_truncated=False)
     BatchDump(str(tmp_path / "a" / "{rollout_id}.safetensors")).write(
-        3, batch, logprobs={1: np.array([-1.0, -2.0, -3.0], dtype=np.float32)}
+        3,
+        batch,
+        logprobs={1: np.array([-1.0, -2.0, -3.0], dtype=np.float32)},
+        columns={"advantages": np.arange(len(batch.tokens), dtype=np.float32)},
     )
     path = tmp_path / "a" / "3.safetensors"
     columns = load_file(path)
     assert np.array_equal(columns["tokens"], batch.tokens) and np.array_equal(columns["rewards"], batch.rewards)
     assert np.array_equal(columns["offsets"], batch.offsets)
+    assert columns["advantages"].tolist() == list(range(len(batch.tokens)))
     trainer = columns["trainer_logprobs"]
     assert trainer[9:12].tolist() == [-1.0, -2.0, -3.0], "the response of sample 1"
     assert np.isnan(np.delete(trainer, [9, 10, 11])).all()
     with safe_open(path, "np") as file:
         assert file.metadata() == {"rollout_id": "3", "version": "4"}
+
+
+def test_an_evaluation_is_written_by_set_and_version(tmp_path: Path) -> None:
+    RolloutDump(str(tmp_path / "{rollout_id}.jsonl")).write_evaluation(7, {"easy": GROUPS[:1], "hard": GROUPS})
+    records = read_dump(tmp_path / "eval_7.jsonl")
+    per_set = [sum(len(group.samples) + len(group.failed) for group in groups) for groups in (GROUPS[:1], GROUPS)]
+    assert [record["eval_set"] for record in records] == ["easy"] * per_set[0] + ["hard"] * per_set[1]
+    assert {record["version"] for record in records} == {7}
+    assert records[0]["reward"] == GROUPS[0].samples[0].reward and records[0]["rollout_id"] is None

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -61,8 +63,33 @@ def test_views_of_one_tensor_count_once() -> None:
 
 def test_config_keys_select_folders_and_rollouts(tmp_path: Path) -> None:
     plain = ProfilerSpec.from_config(DebugConfig(), run_folder=tmp_path)
-    assert plain == ProfilerSpec(profile_folder=tmp_path / "profile", memory_folder=Path.cwd())
+    assert plain == ProfilerSpec(
+        profile_folder=tmp_path / "profile",
+        memory_folder=Path.cwd(),
+        request_file=tmp_path / "snapshot_memory",
+    )
     debug = DebugConfig(profile_rollouts=[0, 5], profile_dir="p", memory_snapshot_dir="m")
     configured = ProfilerSpec.from_config(debug, run_folder=tmp_path)
     assert configured.profile_rollouts == (0, 5)
     assert (configured.profile_folder, configured.memory_folder) == (Path("p").absolute(), Path("m").absolute())
+
+
+def test_a_touched_file_requests_a_report(tmp_path: Path) -> None:
+    request = tmp_path / "snapshot_memory"
+    spec = ProfilerSpec(memory_folder=tmp_path / "memory", request_file=request)
+    rank = RankProfiler(spec, rank=1)
+    held = torch.zeros(1234, 79)
+    request.touch()
+    # The rank is busy: the report does not wait for it.
+    deadline = time.monotonic() + 60
+    while not (found := list((tmp_path / "memory").glob("memory_*_rank_1.json"))) and time.monotonic() < deadline:
+        torch.ones(200, 200) @ torch.ones(200, 200)
+    rank.close()
+    report = json.loads(found[0].read_text())
+    assert [1234, 79] in [each["shape"] for each in report["tensors"]] and held.shape == (1234, 79)
+    assert report["objects"] and report["resident_bytes"] > 2**20
+
+
+def test_a_profiler_without_a_request_file_has_no_thread(tmp_path: Path) -> None:
+    profiler(tmp_path).close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "memory requests"]

@@ -25,7 +25,7 @@ METRICS: dict[str, str] = {
     "rollout/raw_reward": "as reward/mean, by the name of slime",
     "rollout/rewards": "mean reward as trained, after functions of the user",
     "rollout/zero_std/count_<reward>": "groups whose samples all have this reward, rounded to one decimal",
-    "rollout/log_probs": "mean logprob of the trainer before training, if it has a pass for it",
+    "rollout/log_probs": "mean logprob of the trainer before training",
     "rollout/rollout_log_probs": "mean logprob of the engines",
     "rollout/ref_log_probs": "mean logprob of the reference model",
     "rollout/teacher_log_probs": "mean logprob of the teacher",

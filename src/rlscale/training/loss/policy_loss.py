@@ -11,6 +11,7 @@ from torch import Tensor
 from rlscale.algo.corrections import logprob_difference
 from rlscale.config import LossType
 from rlscale.config.user_functions import reads_logits
+from rlscale.training.column_outputs import add_trajectory_mean
 from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
@@ -105,6 +106,7 @@ def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Micro
     """
     rollout_logprobs = take_microbatch(columns.rollout_logprobs, micro)
     assert rollout_logprobs is not None, "the batch has the logprobs of the engine"
+    add_trajectory_mean(rollout, micro, "old_logprobs", logprobs)
     versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(rollout_logprobs.device)
     # A token is stale if an earlier version of the weights generated it.
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)

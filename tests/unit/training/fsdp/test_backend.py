@@ -14,11 +14,13 @@ from torch import Tensor
 from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.models.hf_models import load_causal_lm
+from rlscale.training.column_outputs import METRIC_NAMES
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import backward, compute_logits, iterate_micros, optim_step
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch, pack
+from rlscale.training.spec import CriticSpec, ModelSource
 from rlscale.types import TrainBatch, TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, tiny_latent, tiny_model, tiny_moe
 
@@ -315,6 +317,40 @@ def test_requested_logprobs_are_of_the_initial_weights(
             assert np.isnan(values).all()
         else:
             np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+COLUMN_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "grpo": ({}, {"advantages"}),
+    "two steps": ({"reuse_logprobs": False}, {"advantages", "old_logprobs"}),
+    "critic": (
+        {"algo": {"advantage_estimator": "ppo", "kl_coef": 0.1}, "critic": True, "ref_path": True},
+        {"advantages", "returns", "values", "old_logprobs", "ref_logprobs"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COLUMN_CASES)
+def test_requested_columns_are_those_of_the_training(model_path: str, case: str) -> None:
+    changes, names = COLUMN_CASES[case]
+    changes = dict(changes)
+    if changes.pop("critic", False):
+        changes["critic"] = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)
+    if changes.pop("ref_path", False):
+        changes["ref_path"] = model_path
+    batch = with_logprobs_of(BATCH, model_path)
+    plain = train(backend(model_path, **changes), batch)
+    result = train(backend(model_path, **changes), replace(batch, returns_columns=True))
+    assert plain.columns == {} and (result.steps, result.metrics) == (plain.steps, plain.metrics)
+    assert result.columns.keys() == names
+    trained = batch.loss_mask > 0
+    samples = np.searchsorted(batch.offsets, np.flatnonzero(trained), side="right") - 1
+    for name, column in result.columns.items():
+        assert column.shape == batch.tokens.shape and not column[~trained].any()
+        # The metric is the mean over trajectories of their means.
+        means = [column[trained][samples == i].mean() for i in range(batch.num_samples) if (samples == i).any()]
+        assert result.metrics[f"rollout/{METRIC_NAMES[name]}"] == pytest.approx(np.mean(means), abs=1e-6)
+    if "old_logprobs" in names:
+        np.testing.assert_allclose(result.columns["old_logprobs"], batch.rollout_logprobs, atol=1e-5)
 
 
 def test_requested_logprobs_exclude_untrained_tokens(model_path: str) -> None:

@@ -1,0 +1,15 @@
+"""Rates of devices: measured a few times, the best one counts."""
+
+import torch
+
+from rlscale.config import ComputeDtype
+from rlscale.training.device_rate import DeviceRate
+
+
+def test_the_best_of_the_measurements_counts_and_changes_no_random_number() -> None:
+    before = torch.get_rng_state()
+    rate = DeviceRate("cpu", ComputeDtype.float32)
+    rates = [rate.flops() for _ in range(8)]
+    assert rates == sorted(rates) and rates[0] > 0
+    assert rates[4:] == [rates[4]] * 4, "it is measured five times"
+    assert torch.equal(torch.get_rng_state(), before)
