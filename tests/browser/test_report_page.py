@@ -156,7 +156,7 @@ async def test_a_run_without_metrics_shows_notes(page: Page, tmp_path: Path) -> 
         "No step has timings yet",
         "No distribution",
         "No samples are",
-        "No fate has been recorded",
+        "No outcome has been recorded",
         "No timeline has been recorded",
         "No group has been recorded",
         "No provenance.json",
@@ -199,21 +199,21 @@ async def test_the_reason_for_the_end_is_shown(page: Page, tmp_path: Path) -> No
     assert line.startswith("Failed") and "rollouts 0 to 11" in line
 
 
-async def test_every_fate_is_counted_and_found(page: Page, tmp_path: Path) -> None:
+async def test_every_outcome_is_counted_and_found(page: Page, tmp_path: Path) -> None:
     await page.open(report(tmp_path))
-    assert await texts(page, "#fates .keys li") == [
+    assert await texts(page, "#outcomes .keys li") == [
         "trained 192 (51.6%)",
         "dropped by equal_rewards 144 (38.7%)",
         "failed by grader 36 (9.7%)",
         "not decided yet 1",
     ]
-    assert min(await num_painted(page, "#fates canvas")) > 3
-    search = "document.querySelector('#fates label input')"
+    assert min(await num_painted(page, "#outcomes canvas")) > 3
+    search = "document.querySelector('#outcomes label input')"
     for number, answer in ((29, "failed by grader, rollout 0"), (100, "trained, rollout 3"), (9999, "there is none")):
         await page.evaluate(f"{search}.value = {number}; {search}.dispatchEvent(new Event('input'))")
-        assert await texts(page, "#fates output") == [answer]
-    await page.hover("#fates .fate-map canvas")
-    assert await page.evaluate("document.querySelectorAll('#fates .stepper button')[0].disabled") is False
+        assert await texts(page, "#outcomes output") == [answer]
+    await page.hover("#outcomes .outcome-map canvas")
+    assert await page.evaluate("document.querySelectorAll('#outcomes .stepper button')[0].disabled") is False
 
 
 async def test_lanes_show_what_each_trajectory_did(page: Page, tmp_path: Path) -> None:

@@ -100,16 +100,16 @@ def test_details_contain_samples_batches_and_the_tokenizer(whole: Command) -> No
 def test_a_run_records_timelines_utilization_lag_and_its_end(whole: Command) -> None:
     steps = [record for record in whole.metrics() if "train/loss" in record]
     pages = records(whole.run_dir / "timelines.jsonl")
-    fates = records(whole.run_dir / "ledger.jsonl")
+    outcomes = records(whole.run_dir / "ledger.jsonl")
     assert [page["step"] for page in pages] == [record["step"] for record in steps] == [0, 1, 2]
-    for record, page, fate in zip(steps, pages, fates, strict=True):
+    for record, page, outcome in zip(steps, pages, outcomes, strict=True):
         assert record["throughput/mfu"] > 0 and record["driver/loop_lag_s_max"] >= 0
         assert record["trajectory/generate_s_mean"] > 0 and record["trajectory/queue_s_max"] > 0
         assert record["rollout/raw_reward"] == record["rollout/rewards"] == pytest.approx(record["reward/mean"])
         assert record["rollout/advantages"] == pytest.approx(0.0, abs=1e-5)
         kinds = {span[0] for group in page["groups"] for each in group["trajectories"] for span in each["spans"]}
         assert kinds >= {"queue", "generate", "grade"}
-        first, _, last = fate["trained"][0].partition("-")
+        first, _, last = outcome["trained"][0].partition("-")
         ids = [each["id"] for group in page["groups"] for each in group["trajectories"]]
         assert set(ids) <= set(range(int(first), int(last) + 1)) and len(ids) == len(set(ids)) <= 64
     (end,) = records(whole.run_dir / "ends.jsonl")

@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlscale.cli.report import main as report
+from rlscale.observe.metrics.metric_names import MACHINE_PREFIXES
 from rlscale.observe.rollout_log import DISTRIBUTIONS_FILE, SAMPLES_FILE
 from rlscale.observe.trackers.wandb_files import read_history
 from tests.integration.conftest import Command
@@ -121,8 +122,7 @@ def test_keeping_samples_changes_no_number_of_the_run(uninterrupted: Command, tm
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
     return [
-        {name: value for name, value in record.items() if not name.startswith(("time", "throughput/"))}
-        for record in records
+        {name: value for name, value in record.items() if not name.startswith(MACHINE_PREFIXES)} for record in records
     ]
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 from rlscale.observe.dumps import read_dump
 from rlscale.observe.jsonl import read_records
-
-NOT_COMPARED = ("time", "throughput/", "memory/")
-"""Prefixes of metrics that depend on the machine, not on the run."""
+from rlscale.observe.metrics.metric_names import MACHINE_PREFIXES
 
 MAX_SHOWN = 10
 
@@ -40,7 +38,7 @@ def check_samples(dumps: Path, *, num_groups: int, max_staleness: int, untrained
         num_groups: groups of one rollout.
         untrained: groups that were dropped, that failed, or that were open at the end.
     """
-    rollouts = sorted(dumps.glob("*.jsonl"), key=lambda path: int(path.stem))
+    rollouts = sorted(_rollout_files(dumps), key=lambda path: int(path.stem))
     wrong = []
     if [int(path.stem) for path in rollouts] != list(range(len(rollouts))):
         wrong.append(f"rollouts 0 to {len(rollouts) - 1} must all exist, got {[path.stem for path in rollouts]}")
@@ -66,7 +64,7 @@ def compare_prompts(unbroken: Path, broken: Path) -> list[str]:
 
 
 def _prompts(dumps: Path) -> dict[int, int]:
-    return {s["group_index"]: s["prompt_index"] for path in dumps.glob("*.jsonl") for s in read_dump(path)}
+    return {s["group_index"]: s["prompt_index"] for path in _rollout_files(dumps) for s in read_dump(path)}
 
 
 def _find_stale(samples: Sequence[dict[str, Any]], rollout: str, max_staleness: int) -> list[str]:
@@ -82,8 +80,13 @@ def _find_stale(samples: Sequence[dict[str, Any]], rollout: str, max_staleness: 
     return wrong
 
 
+def _rollout_files(dumps: Path) -> list[Path]:
+    """Dumps of rollouts, without those of evaluations."""
+    return [path for path in dumps.glob("*.jsonl") if path.stem.isdecimal()]
+
+
 def _without_timings(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in record.items() if not k.startswith(NOT_COMPARED)} for record in records]
+    return [{k: v for k, v in record.items() if not k.startswith(MACHINE_PREFIXES)} for record in records]
 
 
 def _first_lines(lines: list[str]) -> list[str]:

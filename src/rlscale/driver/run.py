@@ -116,17 +116,8 @@ class Run:
             WorkerError, WeightSyncError, EngineError: the first cause of a failure.
         """
         self._observer.phase("start")
-        request_file = self._folder.path.absolute() / REQUEST_FILE
-        with touched_by_sigusr2(request_file), driver_snapshots(request_file, self._memory_folder):
-            return await self._run(start)
-
-    @property
-    def _memory_folder(self) -> Path:
-        return Path(self._prepared.config.debug.memory_snapshot_dir).absolute()
-
-    async def _run(self, start: ResumePoint) -> Progress:
         prompts_at_start, resume_point = self._prepared.prompts.state_dict(), start
-        async with cancelled_by_sigterm(), self._open_engines() as (bundles, engines):
+        async with cancelled_by_sigterm(), self._memory_requests(), self._open_engines() as (bundles, engines):
             if self._prepared.config.debug.rollout_only:
                 return await self._run_rollouts_only(engines, start)
             while True:
@@ -146,6 +137,14 @@ class Run:
                 resume_point = start if newest is None else ResumePoint.from_checkpoint(newest)
                 self._prepared.prompts.load_state_dict(prompts_at_start)
                 self._observer.rewind(resume_point.progress.next_rollout)
+
+    @asynccontextmanager
+    async def _memory_requests(self) -> AsyncIterator[None]:
+        """Writes memory reports of the driver on demand; SIGUSR2 requests those of all processes."""
+        file = self._folder.path.absolute() / REQUEST_FILE
+        folder = Path(self._prepared.config.debug.memory_snapshot_dir).absolute()
+        with touched_by_sigusr2(file), driver_snapshots(file, folder):
+            yield
 
     @asynccontextmanager
     async def _open_engines(self) -> AsyncIterator[tuple[Bundles, RunEngines]]:

@@ -102,7 +102,7 @@ class GroupBuffer:
         return self._ledger.close_page(rollout_id)
 
     def close_timelines(self) -> TimelinePage | None:
-        """Timelines of the trajectories that got their fates since the page before; None: they are not recorded."""
+        """Timelines of the trajectories that got their outcomes since the page before; None: they are not recorded."""
         return None if self._timelines is None else self._timelines.close_page()
 
     def ages(self) -> dict[str, float]:
@@ -175,7 +175,7 @@ class GroupBuffer:
         """Gives the trajectories of groups an outcome; failed ones have their own."""
         for group in groups:
             if self._timelines is not None:
-                self._timelines.close(group, fate)
+                self._timelines.close(group, outcome)
             for sample in group.failed:
                 assert sample.failure is not None, "a failed sample has its failure"
                 if sample.path == 0:

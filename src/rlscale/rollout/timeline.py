@@ -3,7 +3,7 @@
     drawn ── queue ── generate ── tool ── generate ── grade ── queue ──> trained, or dropped by a filter
              (an engine)                                       (its group, its rollout, the trainer)
 
-A timeline exists from the draw of its group to the fate of the trajectory, so that memory holds those of open
+A timeline exists from the draw of its group to the outcome of the trajectory, so that memory holds those of open
 trajectories only. `TimelinePage` then keeps those of a few whole groups.
 """
 
@@ -113,10 +113,10 @@ class Track:
 
 @dataclass(kw_only=True, slots=True)
 class _ClosedGroup:
-    """A group whose trajectories have their fates."""
+    """A group whose trajectories have their outcomes."""
 
     group: Group
-    fate: str
+    outcome: str
     timelines: Mapping[int, Timeline]
 
     @property
@@ -176,7 +176,7 @@ class Timelines:
         """Writer to the timelines of these trajectories that are open."""
         return Track([self._open[each] for each in ids if each in self._open])
 
-    def close(self, group: Group, fate: str) -> None:
+    def close(self, group: Group, outcome: str) -> None:
         """Ends the timelines of a group: its trajectories wait until now for the trainer or the filter."""
         now_s = clock_s()
         found = {each: self._open.pop(each) for each in _trajectories(group) if each in self._open}
@@ -186,9 +186,9 @@ class Timelines:
             self._num_retries += timeline.num_retries
         self._num_groups += 1
         # Groups that were dropped hold their texts until the page is closed: few of them are kept.
-        num_dropped = sum(each.fate != TRAINED for each in self._closed)
-        if found and self._num_kept and (fate == TRAINED or num_dropped < max(1, self._num_kept // len(found))):
-            self._closed.append(_ClosedGroup(group=group, fate=fate, timelines=found))
+        num_dropped = sum(each.outcome != TRAINED for each in self._closed)
+        if found and self._num_kept and (outcome == TRAINED or num_dropped < max(1, self._num_kept // len(found))):
+            self._closed.append(_ClosedGroup(group=group, outcome=outcome, timelines=found))
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drops timelines of trajectories that were never generated."""
@@ -241,7 +241,7 @@ def _group_record(closed: _ClosedGroup, *, start_s: float) -> dict[str, Any]:
         "group": group.index,
         "row": group.prompt.index,
         "prompt": excerpt(group.prompt.text),
-        "fate": closed.fate,
+        "outcome": closed.outcome,
         "trajectories": [
             _trajectory_record(sample, closed, start_s=start_s)
             for index, sample in sorted(_trajectories(group).items())

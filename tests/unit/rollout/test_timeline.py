@@ -71,7 +71,7 @@ def test_few_dropped_groups_are_kept() -> None:
         timelines.close(group_of(index), "dropped/equal_rewards")
     page = timelines.close_page()
     assert page.num_groups == 50 and len(page.groups) == 2
-    assert {group["fate"] for group in page.groups} == {"dropped/equal_rewards"}
+    assert {group["outcome"] for group in page.groups} == {"dropped/equal_rewards"}
 
 
 def test_without_kept_groups_there_are_only_sums() -> None:

@@ -6,6 +6,9 @@ A rollout has one flat record. `METRICS` maps each name to its meaning; names wi
 PHASES = ("rollout", "train", "sync", "eval", "save")
 """Phases of a step, in order. `time/<phase>_s` is the duration of each."""
 
+MACHINE_PREFIXES = ("time", "throughput/", "memory/", "driver/", "trajectory/", "queue/age_s", "buffer/")
+"""Prefixes of metrics that depend on the machine and on interruptions: two equal runs differ in them."""
+
 METRICS: dict[str, str] = {
     "reward/mean": "mean reward of the rollout's samples",
     "reward/std": "standard deviation of the rewards",
@@ -80,7 +83,7 @@ METRICS: dict[str, str] = {
     "throughput/mfu": "share of the two: model FLOPs utilization; a busy machine measures a low rate and a high share",
     "driver/loop_lag_s_<mean/max>": "seconds by which the driver's event loop was late",
     "trajectory/<queue/generate/tool/grade>_s_<mean/max>": "seconds that a trajectory waited, was generated, used "
-    "tools or was graded, of all trajectories with a fate; absent where all are 0",
+    "tools or was graded, of all trajectories with an outcome; absent where all are 0",
     "trajectory/retries": "fresh starts of trajectories after failures; absent if there was none",
     "buffer/length": "groups in the buffer, once it was used",
     "buffer/age_s_<mean/max>": "seconds since they came into the buffer",

@@ -56,7 +56,7 @@ def make_run(
 
 
 def write_trajectories(folder: Path, *, num_rollouts: int) -> None:
-    """Writes fates and timelines: in each rollout 8 groups of 4, of which 4 are trained, 3 dropped and one has failed.
+    """Writes outcomes and timelines: in each rollout 8 groups of 4, of which 4 are trained, 3 dropped and one has failed.
 
     The first two groups of a rollout have timelines, in which trajectories differ in reward, length and tools.
     """
@@ -81,12 +81,12 @@ def write_trajectories(folder: Path, *, num_rollouts: int) -> None:
     timelines.close()
 
 
-def _timed_group(index: int, fate: str) -> dict[str, Any]:
+def _timed_group(index: int, outcome: str) -> dict[str, Any]:
     trajectories = [
         {
             "id": index * 4 + j,
             "status": "completed",
-            "reward": [0.0, 1.0, 0.5, None][j] if fate == "trained" else 0.0,
+            "reward": [0.0, 1.0, 0.5, None][j] if outcome == "trained" else 0.0,
             "tokens": 10 + 30 * j,
             "text": f"answer {j} {ATTACK}",
             "versions": [3, 4] if j == 1 else [3],
@@ -97,7 +97,7 @@ def _timed_group(index: int, fate: str) -> dict[str, Any]:
                 ["grade", 3200, 100],
                 ["queue", 3300, 1700],
             ],
-            **({"failure": f"grader: {ATTACK}", "retries": 2} if j == 3 and fate == "trained" else {}),
+            **({"failure": f"grader: {ATTACK}", "retries": 2} if j == 3 and outcome == "trained" else {}),
         }
         for j in range(4)
     ]
@@ -105,7 +105,7 @@ def _timed_group(index: int, fate: str) -> dict[str, Any]:
         "group": index,
         "row": index,
         "prompt": f"What is 6 times 7? {ATTACK}",
-        "fate": fate,
+        "outcome": outcome,
         "trajectories": trajectories,
     }
 

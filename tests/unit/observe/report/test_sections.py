@@ -1,4 +1,4 @@
-"""Data of the sections about ends, fates and timelines: what they count, and that they stay small."""
+"""Data of the sections about ends, outcomes and timelines: what they count, and that they stay small."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ from rlscale.observe.provenance import write_provenance
 from rlscale.observe.report.page import SECTIONS
 from rlscale.observe.report.run_reader import RunData, read_run
 from rlscale.observe.report.sections.end_section import describe_ends
-from rlscale.observe.report.sections.fate_section import MAX_LEDGER_BYTES, count_fates
+from rlscale.observe.report.sections.outcome_section import MAX_LEDGER_BYTES, count_outcomes
 from rlscale.observe.report.sections.lane_section import MAX_ROLLOUTS, MAX_TIMELINE_BYTES, read_timelines
 from rlscale.observe.rollout_log import LEDGER_FILE, TIMELINES_FILE
 from rlscale.observe.run_end import ENDS_FILE, recorded_end
@@ -68,20 +68,20 @@ def test_a_finished_run_without_a_record_is_finished(tmp_path: Path) -> None:
     assert (start["state"], start["title"]) == ("finished", "all rollouts are done")
 
 
-def test_fates_are_counted_by_rollout_and_in_total(tmp_path: Path) -> None:
-    found = count_fates(load(make_run(tmp_path, num_rollouts=3)))
+def test_outcomes_are_counted_by_rollout_and_in_total(tmp_path: Path) -> None:
+    found = count_outcomes(load(make_run(tmp_path, num_rollouts=3)))
     # Every page has one open trajectory; only that of the last one is still open.
     assert found["total"] == {"trained": 48, "dropped/equal_rewards": 36, "failed/grader": 9, "open": 1}
-    assert found["fates"] == ["trained", "dropped/equal_rewards", "failed/grader", "open"]
+    assert found["outcomes"] == ["trained", "dropped/equal_rewards", "failed/grader", "open"]
     assert found["columns"]["failed/grader"] == [3, 3, 3]
     assert (found["group_size"], found["num_pages"], len(found["pages"])) == (4, 3, 3)
 
 
-def test_a_run_without_a_ledger_has_no_fates(tmp_path: Path) -> None:
+def test_a_run_without_a_ledger_has_no_outcomes(tmp_path: Path) -> None:
     make_run(tmp_path, num_rollouts=1)
     (tmp_path / LEDGER_FILE).unlink()
-    found = count_fates(load(tmp_path))
-    assert (found["total"], found["pages"], found["fates"]) == ({}, [], [])
+    found = count_outcomes(load(tmp_path))
+    assert (found["total"], found["pages"], found["outcomes"]) == ({}, [], [])
 
 
 def test_the_ledger_of_a_long_run_is_cut_and_its_counts_are_not(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_ledger_of_a_long_run_is_cut_and_its_counts_are_not(tmp_path: Path) 
     num_rollouts, ids = 4000, [str(2 * i) for i in range(300)]
     lines = [json.dumps({"step": step, "trained": ids, "open": []}) + "\n" for step in range(num_rollouts)]
     (tmp_path / LEDGER_FILE).write_text("".join(lines))
-    found = count_fates(load(tmp_path))
+    found = count_outcomes(load(tmp_path))
     assert found["total"] == {"trained": 300 * num_rollouts}
     assert found["num_pages"] == num_rollouts and found["pages"][-1]["step"] == num_rollouts - 1
     assert len(json.dumps(found["pages"])) <= 1.1 * MAX_LEDGER_BYTES

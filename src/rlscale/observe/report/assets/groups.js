@@ -19,7 +19,7 @@ function showGroup(card, rollout, group) {
   for (const [label, value] of [
     ["rollout", rollout.step],
     ["group", group.group],
-    ["fate", fateName(group.fate)],
+    ["outcome", outcomeName(group.outcome)],
     ["row of the data", group.row + 1],
     ["mean reward", short(mean)],
     ["standard deviation", variance === null ? "–" : short(Math.sqrt(variance))],

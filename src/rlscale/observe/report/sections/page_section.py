@@ -17,7 +17,7 @@ class Section:
     calls `addSection("<name>", draw)`; `draw` gets `data.<name>` and the element that it fills.
 
     Example:
-        SECTION = Section(name="fates", title="Fates of trajectories", label="Fates", data=read, scripts=("fates.js",))
+        SECTION = Section(name="outcomes", title="Outcomes of trajectories", label="Outcomes", data=read, scripts=("outcomes.js",))
     """
 
     name: str  # id of the section, and its entry in the data of the page

@@ -1,4 +1,4 @@
-"""Fate of every trajectory, from the ledger: counts over rollouts, and the trajectories of one rollout."""
+"""Outcome of every trajectory, from the ledger: counts over rollouts, and the trajectories of one rollout."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ MAX_LEDGER_BYTES = 3_000_000
 OPEN = "open"
 
 
-def count_fates(run: RunData) -> dict[str, Any]:
+def count_outcomes(run: RunData) -> dict[str, Any]:
     """Counts of every rollout, and the pages of the ledger as far as they fit."""
     lines = list({line["step"]: line for line in iterate_json_lines(run.folder / LEDGER_FILE)}.values())
     counted = [_counts(line) for line in lines]
-    fates = sorted({fate for counts in counted for fate in counts if fate != OPEN}, key=_order)
+    outcomes = sorted({outcome for counts in counted for outcome in counts if outcome != OPEN}, key=_order)
     total: Counter[str] = sum((Counter(counts) for counts in counted), Counter())
-    # Trajectories of the last page that are open have no fate; earlier pages repeat them.
+    # Trajectories of the last page that are open have no outcome; earlier pages repeat them.
     total[OPEN] = counted[-1].get(OPEN, 0) if counted else 0
     stride = max(1, math.ceil(len(lines) / MAX_POINTS))
     chunks = [counted[i : i + stride] for i in range(0, len(lines), stride)]
     pages = _pages_that_fit(lines)
     return {
-        "fates": [fate for fate in [*fates, OPEN] if total[fate]],
-        "total": {fate: number for fate, number in total.items() if number},
+        "outcomes": [outcome for outcome in [*outcomes, OPEN] if total[outcome]],
+        "total": {outcome: number for outcome, number in total.items() if number},
         "steps": [line["step"] for line in lines[::stride]],
-        "columns": {fate: [sum(counts.get(fate, 0) for counts in chunk) for chunk in chunks] for fate in fates},
+        "columns": {outcome: [sum(counts.get(outcome, 0) for counts in chunk) for chunk in chunks] for outcome in outcomes},
         "stride": stride,
         "pages": pages,
         "num_pages": len(lines),
@@ -45,7 +45,7 @@ def count_fates(run: RunData) -> dict[str, Any]:
 
 
 def _counts(line: Mapping[str, Any]) -> dict[str, int]:
-    return {fate: _number(ranges) for fate, ranges in line.items() if fate != "step"}
+    return {outcome: _number(ranges) for outcome, ranges in line.items() if outcome != "step"}
 
 
 def _number(ranges: Sequence[str]) -> int:
@@ -54,10 +54,10 @@ def _number(ranges: Sequence[str]) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _order(fate: str) -> tuple[int, str]:
+def _order(outcome: str) -> tuple[int, str]:
     kinds = ("trained", "dropped", "failed")
-    kind = fate.partition("/")[0]
-    return (kinds.index(kind) if kind in kinds else len(kinds), fate)
+    kind = outcome.partition("/")[0]
+    return (kinds.index(kind) if kind in kinds else len(kinds), outcome)
 
 
 def _pages_that_fit(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -73,10 +73,10 @@ def _group_size(config_yaml: str) -> int:
 
 
 SECTION = Section(
-    name="fates",
-    title="Fate of every trajectory",
-    label="Fates",
-    data=count_fates,
-    scripts=("fates.js",),
-    styles=("fates.css",),
+    name="outcomes",
+    title="Outcome of every trajectory",
+    label="Outcomes",
+    data=count_outcomes,
+    scripts=("outcomes.js",),
+    styles=("outcomes.css",),
 )

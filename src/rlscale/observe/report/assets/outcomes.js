@@ -1,26 +1,26 @@
 "use strict";
-// Fates of trajectories: shares of the whole run, counts over rollouts, and every trajectory of one rollout.
+// Outcomes of trajectories: shares of the whole run, counts over rollouts, and every trajectory of one rollout.
 
-const FATE_SHADES = {
+const OUTCOME_SHADES = {
   trained: ["#4c78a8"],
   dropped: ["#eda83a", "#c98516", "#8f6a2f", "#e0c16c"],
   failed: ["#e45756", "#b5394a", "#f0938a", "#8c3b5f"],
   open: ["#a8adb5"],
 };
 
-function fateColours(fates) {
+function outcomeColours(outcomes) {
   const used = {};
   return Object.fromEntries(
-    fates.map((fate) => {
-      const shades = FATE_SHADES[fate.split("/")[0]] || PALETTE;
+    outcomes.map((outcome) => {
+      const shades = OUTCOME_SHADES[outcome.split("/")[0]] || PALETTE;
       const number = (used[shades] = (used[shades] ?? -1) + 1);
-      return [fate, shades[number % shades.length]];
+      return [outcome, shades[number % shades.length]];
     }),
   );
 }
 
 /** "dropped/equal_rewards" as "dropped by equal_rewards". */
-const fateName = (fate) => fate.replace("/", " by ").replace(/^open$/, "not decided yet");
+const outcomeName = (outcome) => outcome.replace("/", " by ").replace(/^open$/, "not decided yet");
 
 function* idsOf(ranges) {
   for (const each of ranges) {
@@ -29,35 +29,35 @@ function* idsOf(ranges) {
   }
 }
 
-function drawFates(fates, body) {
-  if (!fates.num_pages) {
-    body.append(element("p", { className: "note", textContent: "No fate has been recorded: ledger.jsonl is missing or empty." }));
+function drawOutcomes(outcomes, body) {
+  if (!outcomes.num_pages) {
+    body.append(element("p", { className: "note", textContent: "No outcome has been recorded: ledger.jsonl is missing or empty." }));
     return;
   }
-  const colours = fateColours(fates.fates);
-  const sum = Object.values(fates.total).reduce((all, number) => all + number, 0);
-  const decided = Math.max(1, sum - (fates.total.open || 0));
-  const bar = element("div", { className: "totals", role: "img", ariaLabel: "Share of each fate in the whole run" });
+  const colours = outcomeColours(outcomes.outcomes);
+  const sum = Object.values(outcomes.total).reduce((all, number) => all + number, 0);
+  const decided = Math.max(1, sum - (outcomes.total.open || 0));
+  const bar = element("div", { className: "totals", role: "img", ariaLabel: "Share of each outcome in the whole run" });
   const keys = element("ul", { className: "keys" });
-  for (const fate of fates.fates) {
-    const part = element("span", { title: `${fateName(fate)}: ${thousands(fates.total[fate])}` });
-    part.style.flexGrow = fates.total[fate];
-    part.style.background = colours[fate];
+  for (const outcome of outcomes.outcomes) {
+    const part = element("span", { title: `${outcomeName(outcome)}: ${thousands(outcomes.total[outcome])}` });
+    part.style.flexGrow = outcomes.total[outcome];
+    part.style.background = colours[outcome];
     bar.append(part);
     const swatch = element("i");
-    swatch.style.background = colours[fate];
-    const share = fate === "open" ? "" : ` (${((100 * fates.total[fate]) / decided).toFixed(1)}%)`;
-    keys.append(element("li", {}, swatch, `${fateName(fate)} ${thousands(fates.total[fate])}${share}`));
+    swatch.style.background = colours[outcome];
+    const share = outcome === "open" ? "" : ` (${((100 * outcomes.total[outcome]) / decided).toFixed(1)}%)`;
+    keys.append(element("li", {}, swatch, `${outcomeName(outcome)} ${thousands(outcomes.total[outcome])}${share}`));
   }
   const card = element("div", { className: "card" }, element("h3", { textContent: `All ${thousands(sum)} trajectories` }), bar, keys);
   body.append(card);
-  drawFateCounts(card, fates, colours);
-  drawFateMap(body, fates, colours);
+  drawOutcomeCounts(card, outcomes, colours);
+  drawOutcomeMap(body, outcomes, colours);
 }
 
-/** Stacked bars over rollouts. A run with one fate has none: every bar would be the same. */
-function drawFateCounts(card, { steps, columns, stride }, colours) {
-  const names = Object.keys(columns).filter((fate) => columns[fate].some(Boolean));
+/** Stacked bars over rollouts. A run with one outcome has none: every bar would be the same. */
+function drawOutcomeCounts(card, { steps, columns, stride }, colours) {
+  const names = Object.keys(columns).filter((outcome) => columns[outcome].some(Boolean));
   if (names.length < 2 || steps.length < 2) return;
   const box = element("div");
   card.append(element("h3", { textContent: stride > 1 ? `Trajectories of each ${stride} rollouts` : "Trajectories of each rollout" }), box);
@@ -77,7 +77,7 @@ function drawFateCounts(card, { steps, columns, stride }, colours) {
         series: [
           { label: "rollout", value: (_, at) => (at === null ? "–" : stepName(at)) },
           ...order.map((k) => ({
-            label: fateName(names[k]),
+            label: outcomeName(names[k]),
             fill: colours[names[k]],
             stroke: colours[names[k]],
             width: 0,
@@ -94,11 +94,11 @@ function drawFateCounts(card, { steps, columns, stride }, colours) {
 }
 
 /** One cell for each trajectory of a rollout, a block for each group. */
-function drawFateMap(body, fates, colours) {
-  const pages = fates.pages.map((page) => ({ step: page.step, cells: pageCells(page, fates) }));
+function drawOutcomeMap(body, outcomes, colours) {
+  const pages = outcomes.pages.map((page) => ({ step: page.step, cells: pageCells(page, outcomes) }));
   let chosen = pages.length - 1;
-  const canvas = element("canvas", { role: "img", ariaLabel: "Fate of every trajectory of the rollout" });
-  const holder = element("div", { className: "fate-map" }, canvas);
+  const canvas = element("canvas", { role: "img", ariaLabel: "Outcome of every trajectory of the rollout" });
+  const holder = element("div", { className: "outcome-map" }, canvas);
   const caption = element("p");
   const found = element("output");
   const stepper = makeStepper(pages.map((page) => page.step), chosen, (place) => {
@@ -107,12 +107,12 @@ function drawFateMap(body, fates, colours) {
   });
   const search = element("input", { type: "number", min: "0", placeholder: "id", ariaLabel: "Id of a trajectory" });
   const row = element("div", { className: "controls" }, stepper.element, element("label", {}, "Find trajectory ", search), found);
-  body.append(element("div", { className: "card fate-card" }, element("h3", { textContent: "Every trajectory of a rollout" }), row, holder, caption));
+  body.append(element("div", { className: "card outcome-card" }, element("h3", { textContent: "Every trajectory of a rollout" }), row, holder, caption));
   let marked = null;
   let cells = { columns: 1, side: 10, places: [] };
   const draw = () => {
-    cells = paintFates(canvas, holder, pages[chosen].cells, { colours, groupSize: fates.group_size, marked });
-    const shown = pages.length < fates.num_pages ? ` The page has ${pages.length} of ${thousands(fates.num_pages)} rollouts.` : "";
+    cells = paintOutcomes(canvas, holder, pages[chosen].cells, { colours, groupSize: outcomes.group_size, marked });
+    const shown = pages.length < outcomes.num_pages ? ` The page has ${pages.length} of ${thousands(outcomes.num_pages)} rollouts.` : "";
     caption.textContent = `Rollout ${pages[chosen].step}: ${thousands(pages[chosen].cells.length)} trajectories, a block for each group.${shown}`;
   };
   redraws.push(draw);
@@ -125,25 +125,25 @@ function drawFateMap(body, fates, colours) {
       stepper.set(place);
     }
     const cell = place < 0 ? null : pages[place].cells.find((each) => each.id === marked);
-    found.textContent = marked === null ? "" : cell ? `${fateName(cell.fate)}, rollout ${pages[place].step}` : pages.length < fates.num_pages ? "not in the rollouts of this page" : "there is none";
+    found.textContent = marked === null ? "" : cell ? `${outcomeName(cell.outcome)}, rollout ${pages[place].step}` : pages.length < outcomes.num_pages ? "not in the rollouts of this page" : "there is none";
     draw();
   });
   canvas.addEventListener("pointermove", (event) => {
     const cell = cellUnder(event, cells);
     if (!cell) return tip.hide();
-    tip.show(event, `trajectory ${cell.id}, group ${Math.floor(cell.id / fates.group_size)}: ${fateName(cell.fate)}`);
+    tip.show(event, `trajectory ${cell.id}, group ${Math.floor(cell.id / outcomes.group_size)}: ${outcomeName(cell.outcome)}`);
   });
   canvas.addEventListener("pointerleave", tip.hide);
 }
 
-function pageCells(page, { fates }) {
+function pageCells(page, { outcomes }) {
   const cells = [];
-  for (const fate of fates) for (const id of idsOf(page[fate] || [])) cells.push({ id, fate });
+  for (const outcome of outcomes) for (const id of idsOf(page[outcome] || [])) cells.push({ id, outcome });
   return cells.sort((a, b) => a.id - b.id);
 }
 
 /** Blocks of groups from left to right; returns where each cell is. */
-function paintFates(canvas, holder, cells, { colours, groupSize, marked }) {
+function paintOutcomes(canvas, holder, cells, { colours, groupSize, marked }) {
   const width = holder.clientWidth || 600;
   const side = cells.length > 4000 ? 5 : cells.length > 1000 ? 8 : 12;
   // A block of a group is a column of at most 16 cells, or several.
@@ -160,7 +160,7 @@ function paintFates(canvas, holder, cells, { colours, groupSize, marked }) {
     const within = cell.id % groupSize;
     const x = (place % perRow) * blockWide + Math.floor(within / high) * side;
     const y = Math.floor(place / perRow) * rowHigh + (within % high) * side;
-    context.fillStyle = colours[cell.fate];
+    context.fillStyle = colours[cell.outcome];
     context.fillRect(x, y, side - 1, side - 1);
     if (cell.id === marked) {
       context.strokeStyle = colour("text");
@@ -178,4 +178,4 @@ function cellUnder(event, { side, places }) {
   return places.find((place) => x >= place.x && x < place.x + side && y >= place.y && y < place.y + side)?.cell;
 }
 
-addSection("fates", drawFates);
+addSection("outcomes", drawOutcomes);
