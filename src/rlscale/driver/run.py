@@ -275,9 +275,7 @@ class Run:
             with open_rewards(self._prepared, engines.judge) as rewards:
                 assert pool is not None, "generation needs engines"
                 timelines = build_timelines(self._prepared)
-                source = build_source(
-                    self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines
-                )
+                source = build_source(self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines)
                 for rollout_id in range(start.progress.next_rollout):
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(

@@ -145,7 +145,8 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _title(pid: int) -> str:
-    """Program and module of a process, without its other arguments: they may hold a key."""
-    program, *arguments = _read(Path(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0") or [""]
+    """Program and module or script of a process, without its other arguments: they may hold a key."""
+    program, *arguments = _read(Path(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
     module = arguments[1] if len(arguments) > 1 and arguments[0] == "-m" else ""
-    return f"{program[:80]} {module}".strip()
+    script = next((Path(each).name for each in arguments[:3] if each.endswith(".py")), "")
+    return f"{Path(program).name[:80]} {module or script}".strip()

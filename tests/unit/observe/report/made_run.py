@@ -56,7 +56,7 @@ def make_run(
 
 
 def write_trajectories(folder: Path, *, num_rollouts: int) -> None:
-    """Writes outcomes and timelines: in each rollout 8 groups of 4, of which 4 are trained, 3 dropped and one has failed.
+    """Writes outcomes and timelines: in each rollout 8 groups of 4; 4 are trained, 3 dropped and one has failed.
 
     The first two groups of a rollout have timelines, in which trajectories differ in reward, length and tools.
     """

@@ -12,8 +12,8 @@ from rlscale.observe.provenance import write_provenance
 from rlscale.observe.report.page import SECTIONS
 from rlscale.observe.report.run_reader import RunData, read_run
 from rlscale.observe.report.sections.end_section import describe_ends
-from rlscale.observe.report.sections.outcome_section import MAX_LEDGER_BYTES, count_outcomes
 from rlscale.observe.report.sections.lane_section import MAX_ROLLOUTS, MAX_TIMELINE_BYTES, read_timelines
+from rlscale.observe.report.sections.outcome_section import MAX_LEDGER_BYTES, count_outcomes
 from rlscale.observe.rollout_log import LEDGER_FILE, TIMELINES_FILE
 from rlscale.observe.run_end import ENDS_FILE, recorded_end
 from tests.unit.observe.report.made_run import clean_checkout, make_run

@@ -75,7 +75,7 @@ function drawRollout(lanes, rollout, choose) {
       "button",
       { type: "button", className: "lane-group", title: "Compare the trajectories of this group" },
       element("b", { textContent: text }),
-      element("span", { className: group.outcome === "trained" ? "" : "lost", textContent: outcomeName(group.outcome) }),
+      element("span", { className: group.outcome === "trained" ? "" : "dropped", textContent: outcomeName(group.outcome) }),
       element("span", { className: "cut", textContent: group.prompt }),
     );
     head.dataset.group = group.group;

@@ -36,7 +36,9 @@ def count_outcomes(run: RunData) -> dict[str, Any]:
         "outcomes": [outcome for outcome in [*outcomes, OPEN] if total[outcome]],
         "total": {outcome: number for outcome, number in total.items() if number},
         "steps": [line["step"] for line in lines[::stride]],
-        "columns": {outcome: [sum(counts.get(outcome, 0) for counts in chunk) for chunk in chunks] for outcome in outcomes},
+        "columns": {
+            outcome: [sum(counts.get(outcome, 0) for counts in chunk) for chunk in chunks] for outcome in outcomes
+        },
         "stride": stride,
         "pages": pages,
         "num_pages": len(lines),

@@ -17,7 +17,7 @@ class Section:
     calls `addSection("<name>", draw)`; `draw` gets `data.<name>` and the element that it fills.
 
     Example:
-        SECTION = Section(name="outcomes", title="Outcomes of trajectories", label="Outcomes", data=read, scripts=("outcomes.js",))
+        SECTION = Section(name="time", title="Time by phase", label="Time", data=read, scripts=("phases.js",))
     """
 
     name: str  # id of the section, and its entry in the data of the page
