@@ -40,9 +40,9 @@ from rlscale.types import (
     StepPlan,
     TrainBatch,
     TrainResult,
-    WeightSyncReport,
     WeightVersion,
 )
+from rlscale.weight_types import WeightSyncReport
 
 QWEN3_4B = ForwardCost(per_token=7_267_018_752, per_pair=589_824, per_logit_row=777_912_320)
 """Operations of the model whose work the schedule balances."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rlscale.types import WeightGroup
+from rlscale.weight_types import WeightGroup
 from rlscale.weights.torch_groups import join_group, leave_group, open_store, start_broadcast
 
 RAW_BYTES = 512 * 2**20  # of one raw broadcast

@@ -17,6 +17,7 @@ PACKAGE = "rlscale"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("types",),
+    ("weight_types",),
     ("trajectory",),
     ("secrets",),
     ("architectures",),

@@ -28,7 +28,7 @@ from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
 from rlscale.engines.server.http_server import Server
 from rlscale.protocols import IncomingWeights
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weight_types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver
 
 JOIN_S = 60.0

@@ -20,17 +20,14 @@ from rlscale.types import (
     Generation,
     Group,
     Prompt,
-    RankChecksums,
     Sample,
     SamplingParams,
     StepPlan,
     TrainBatch,
     TrainResult,
-    WeightBucket,
-    WeightGroup,
-    WeightSyncReport,
     WeightVersion,
 )
+from rlscale.weight_types import RankChecksums, WeightBucket, WeightGroup, WeightSyncReport
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,8 @@ from rlscale.config import WeightChannelName
 from rlscale.config.passthrough.sglang_python import check_python, find_python
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import WeightSyncError
-from rlscale.types import EngineAddress, Generation, RankChecksums, SamplingParams
+from rlscale.types import EngineAddress, Generation, SamplingParams
+from rlscale.weight_types import RankChecksums
 from tests.contract.test_weight_sync import open_channel, push_tampered, read_state
 from tests.engine_launches import build_launch, open_engine, running
 from tests.tiny_model import write_tiny_qwen3

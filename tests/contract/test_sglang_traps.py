@@ -13,7 +13,8 @@ from rlscale.config.passthrough import sglang_sampling_params
 from rlscale.config.passthrough.sglang_args import RECORDED, load_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
-from rlscale.types import EngineAddress, SamplingParams, WeightGroup
+from rlscale.types import EngineAddress, SamplingParams
+from rlscale.weight_types import WeightGroup
 from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sync import WeightSync

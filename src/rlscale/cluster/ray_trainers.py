@@ -26,7 +26,8 @@ from rlscale.cluster.ray_session import Bundles
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.plan.placement import Layout
 from rlscale.training.spec import TrainerSpec
-from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightVersion
+from rlscale.weight_types import WeightSyncReport
 from rlscale.worker.critic import CriticWorker
 from rlscale.worker.policy import PolicyWorker
 from rlscale.worker.rank import WorldSpec

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from rlscale.errors import EngineError, WeightSyncError, WorkerError
 from rlscale.protocols import Trainers
-from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.types import EngineAddress, StepPlan, TrainBatch, TrainResult, WeightVersion
+from rlscale.weight_types import WeightSyncReport
 
 WATCH_INTERVAL_S = 1.0
 # A server's connections break a moment before its process counts as ended.

@@ -32,7 +32,8 @@ from rlscale.engines.server.http_server import Server
 from rlscale.engines.server.stop_conditions import find_finish_reason
 from rlscale.engines.server.streaming import LatestAnswers
 from rlscale.protocols import IncomingWeights, WeightReceiver
-from rlscale.types import RouteShape, WeightBucket, WeightGroup
+from rlscale.types import RouteShape
+from rlscale.weight_types import WeightBucket, WeightGroup
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ class RolloutFiles:
     evaluations: EvaluationFiles | None = None
 
     @property
-    def lines(self) -> list[RolloutLog | StepLines | EvaluationFiles]:
-        """Files that a resumed run continues."""
-        return [each for each in (self.rollouts, self.ledger, self.timelines, self.evaluations) if each is not None]
+    def lines(self) -> list[RolloutLog | StepLines]:
+        """Files of lines, which a resumed run continues."""
+        return [each for each in (self.rollouts, self.ledger, self.timelines) if each is not None]
 
 
 CONSTANT_ROLLOUTS = 5
@@ -150,6 +150,8 @@ class Observer:
         self._sink.rewind(step)
         for lines in self._files.lines:
             lines.rewind(step)
+        if self._files.evaluations is not None:
+            self._files.evaluations.rewind(step)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -24,7 +24,12 @@ class Scorer(Protocol):
 
 
 async def grade_group(
-    group: Group, rewards: Scorer, timelines: Timelines, *, key: str | None = None, source: str | None = None
+    group: Group,
+    rewards: Scorer,
+    *,
+    timelines: Timelines | None = None,
+    key: str | None = None,
+    source: str | None = None,
 ) -> None:
     """Sets the rewards; a trajectory whose grader failed leaves the group.
 
@@ -32,7 +37,7 @@ async def grade_group(
     has graded keeps its reward.
 
     Args:
-        timelines: get the time in which each trajectory was graded.
+        timelines: get the time in which each trajectory was graded; None: nothing is recorded.
         key: as `reward.key`.
         source: of the prompts, for messages.
     """
@@ -40,14 +45,10 @@ async def grade_group(
     ungraded = [sample for sample in last.values() if sample.reward is None]
     failures: Mapping[int, Failure] = {}
     if ungraded:
-        began_s = clock_s()
-
-        def on_scored(samples: Sequence[Sample]) -> None:
-            timelines.track([each.index for each in samples]).add(SpanKind.grade, began_s, clock_s())
-
+        score = rewards.score
         # Only recorded trajectories: a scorer of an evaluation need not know when each sample is graded.
-        is_recorded = timelines.has_open([each.index for each in ungraded])
-        score = partial(rewards.score, on_scored=on_scored) if is_recorded else rewards.score
+        if timelines is not None and timelines.has_open([each.index for each in ungraded]):
+            score = partial(rewards.score, on_scored=_recorder(timelines))
         failures = await score(ungraded, key=key, source=source)
     for sample in group.samples:
         failure = failures.get(sample.index)
@@ -60,3 +61,13 @@ async def grade_group(
                 if name in last[sample.index].metadata:
                     sample.metadata[name] = last[sample.index].metadata[name]
     group.samples = [sample for sample in group.samples if sample.status != SampleStatus.failed]
+
+
+def _recorder(timelines: Timelines) -> Callable[[Sequence[Sample]], None]:
+    """Records the time from now until a sample is scored."""
+    began_s = clock_s()
+
+    def on_scored(samples: Sequence[Sample]) -> None:
+        timelines.track([each.index for each in samples]).add(SpanKind.grade, began_s, clock_s())
+
+    return on_scored

@@ -106,7 +106,7 @@ class GroupGenerator:
             for sample in group.samples:
                 _mask_earlier_versions(sample)
         key, source = self._settings.reward_key, self._settings.source
-        await grade_group(group, self._rewards, self._timelines, key=key, source=source)
+        await grade_group(group, self._rewards, timelines=self._timelines, key=key, source=source)
         return group
 
     def _trajectories(self, index: int, prompt: Prompt, before: Group | None) -> list[Trajectory]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, digest_of
-from rlscale.types import WeightBucket
+from rlscale.weight_types import WeightBucket
 
 Named = tuple[str, Tensor]
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from rlscale.algo.checksum import Bytes, bytes_of, checksum, checksum_like
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightVersion
+from rlscale.types import WeightVersion
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import parse_dtype
 from rlscale.weights.readers import checksum_error, open_target
 from rlscale.weights.safetensors_folder import CHECKSUMS, WRITING, FolderWeights, map_file, write_json

@@ -19,7 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import Engine
-from rlscale.types import WeightBucket, WeightGroup, WeightVersion
+from rlscale.types import WeightVersion
+from rlscale.weight_types import WeightBucket, WeightGroup
 from rlscale.weights.buckets import Named
 from rlscale.weights.engine_rpc import EngineRpc, run_in_thread
 from rlscale.weights.torch_groups import Group, join_group, leave_group, open_store

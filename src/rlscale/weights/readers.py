@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, checksum, checksum_like, digest_of
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import parse_dtype, tensor_sizes, unpack
 
 

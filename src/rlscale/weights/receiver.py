@@ -7,7 +7,8 @@ import torch
 
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights
-from rlscale.types import WeightBucket, WeightGroup, WeightVersion
+from rlscale.types import WeightVersion
+from rlscale.weight_types import WeightBucket, WeightGroup
 from rlscale.weights.buckets import Staging, allocate_flat, tensor_sizes
 from rlscale.weights.delta_files import DeltaIndex, DeltaWeights
 from rlscale.weights.readers import BroadcastWeights, decode_payload

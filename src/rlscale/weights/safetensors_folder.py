@@ -19,7 +19,7 @@ from torch import Tensor
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.models.safetensors_files import DTYPE_CODES, DTYPE_NAMES, map_tensors
-from rlscale.types import WeightBucket
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
 from rlscale.weights.readers import copy_verified, open_target
 

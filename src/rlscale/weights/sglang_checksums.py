@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlscale.algo.checksum import bytes_of
 from rlscale.errors import WeightSyncError
-from rlscale.types import RankChecksums
+from rlscale.weight_types import RankChecksums
 
 log = logging.getLogger(__name__)
 

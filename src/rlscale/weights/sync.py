@@ -29,7 +29,8 @@ from typing import Any
 
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import Engine
-from rlscale.types import EngineAddress, WeightSyncReport, WeightVersion
+from rlscale.types import EngineAddress, WeightVersion
+from rlscale.weight_types import WeightSyncReport
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sglang_checksums import SglangChecksums

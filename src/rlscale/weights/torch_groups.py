@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
-from rlscale.types import WeightGroup
+from rlscale.weight_types import WeightGroup
 
 Group = dist.ProcessGroup | dist.ProcessGroupGloo
 

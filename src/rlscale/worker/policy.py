@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightSyncReport, WeightVersion
+from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
+from rlscale.weight_types import WeightSyncReport
 from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 
 from rlscale.engines.fake import FakeServer
 from rlscale.protocols import IncomingWeights
-from rlscale.types import WeightBucket
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.receiver import EngineReceiver
 
 

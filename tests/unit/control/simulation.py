@@ -44,9 +44,9 @@ from rlscale.types import (
     StepPlan,
     TrainBatch,
     TrainResult,
-    WeightSyncReport,
     WeightVersion,
 )
+from rlscale.weight_types import WeightSyncReport
 
 NUM_PROMPTS, NUM_SAMPLES = 3, 2
 

@@ -35,9 +35,9 @@ from rlscale.types import (
     StepPlan,
     TrainBatch,
     TrainResult,
-    WeightSyncReport,
     WeightVersion,
 )
+from rlscale.weight_types import WeightSyncReport
 
 
 class Journal(FixedRollouts):

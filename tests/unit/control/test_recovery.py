@@ -11,7 +11,8 @@ from rlscale.control import recovery as module
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
 from rlscale.errors import EngineError, WorkerError
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams, WeightSyncReport
+from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
+from rlscale.weight_types import WeightSyncReport
 
 PROMPT = Prompt(index=0, text="a", token_ids=(1,))
 PARAMS = SamplingParams(max_new_tokens=1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlscale.errors import WeightSyncError
-from rlscale.types import RankChecksums
+from rlscale.weight_types import RankChecksums
 from rlscale.weights.sglang_checksums import SglangChecksums
 
 

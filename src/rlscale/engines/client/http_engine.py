@@ -21,15 +21,8 @@ from rlscale.engines.client.in_flight_limit import InFlightLimit
 from rlscale.engines.client.request_ids import RequestIds, routing_key
 from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
-from rlscale.types import (
-    EngineAddress,
-    Generation,
-    RankChecksums,
-    SamplingParams,
-    WeightBucket,
-    WeightGroup,
-    WeightVersion,
-)
+from rlscale.types import EngineAddress, Generation, SamplingParams, WeightVersion
+from rlscale.weight_types import RankChecksums, WeightBucket, WeightGroup
 
 HEALTH_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2.0  # from the last answer until SGLang no longer counts its request as running

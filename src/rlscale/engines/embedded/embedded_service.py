@@ -15,7 +15,7 @@ from rlscale.engines.server.generate_request import (
     TensorUpdate,
 )
 from rlscale.engines.server.streaming import LatestAnswers
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weight_types import WeightBucket, WeightGroup
 
 T = TypeVar("T")
 

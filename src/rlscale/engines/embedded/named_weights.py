@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlscale.engines.server.generate_request import BadRequest
-from rlscale.types import WeightBucket
+from rlscale.weight_types import WeightBucket
 
 
 class NamedWeights:

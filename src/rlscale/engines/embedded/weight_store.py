@@ -10,7 +10,7 @@ from rlscale.engines.embedded.named_weights import NamedWeights
 from rlscale.engines.server.generate_request import BadRequest, Refused
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import IncomingWeights, WeightReceiver
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weight_types import WeightBucket, WeightGroup
 
 Checksum = Callable[[Tensor], str]
 

@@ -28,7 +28,7 @@ from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.engines.server.stop_conditions import answer_text
 from rlscale.engines.server.streaming import stream_answers
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weight_types import WeightBucket, WeightGroup
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum_like
 from rlscale.errors import WeightSyncError
-from rlscale.types import EngineAddress, WeightBucket, WeightVersion
+from rlscale.types import EngineAddress, WeightVersion
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import PackedBucket, pack, split_into_buckets, unpack
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.readers import checksum_error, encode_payload

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, DIGEST_BYTES, block_digest, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightBucket, WeightVersion
+from rlscale.types import WeightVersion
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
 from rlscale.weights.engine_groups import EngineGroups, GroupOptions, PendingBroadcast, ReadyBucket
 from rlscale.weights.engine_rpc import EngineRpc, run_in_thread

@@ -16,7 +16,8 @@ from torch import Tensor
 from rlscale.algo.checksum import Bytes, bytes_of, digest_of
 from rlscale.errors import WeightSyncError
 from rlscale.protocols import Engine
-from rlscale.types import WeightBucket, WeightVersion
+from rlscale.types import WeightVersion
+from rlscale.weight_types import WeightBucket
 from rlscale.weights.buckets import Named, describe_bucket, split_into_buckets, tensor_sizes
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.readers import checksum_error, encode_payload, open_target

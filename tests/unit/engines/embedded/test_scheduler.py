@@ -17,7 +17,7 @@ from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
 from rlscale.models.packed_linear import PackedLinear
 from rlscale.protocols import IncomingWeights
-from rlscale.types import WeightBucket, WeightGroup
+from rlscale.weight_types import WeightBucket, WeightGroup
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import TOKENS, write_tiny_qwen3
 from tests.unit.engines.embedded.conftest import OpenScheduler, generate, make_request

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.errors import WeightSyncError
-from rlscale.types import WeightGroup
+from rlscale.weight_types import WeightGroup
 from rlscale.weights.buckets import describe_bucket
 from rlscale.weights.torch_groups import Group, join_group, leave_group, open_store
 from rlscale.weights.transports.gloo_blocks import (
