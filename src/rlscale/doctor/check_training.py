@@ -21,9 +21,9 @@ from rlscale.doctor.tiny_training import (
     world_of_one,
 )
 from rlscale.training.attention.packed import build_packed_layout, packed_attention
-from rlscale.training.device_rate import measure_seconds
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
+from rlscale.worker.device_rate import measure_seconds
 
 VOCABULARY = 101  # of the tiny model
 NUM_STEPS = 2

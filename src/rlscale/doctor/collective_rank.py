@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from rlscale.training.device_rate import measure_seconds
 from rlscale.training.distributed import find_local_ranks, join_world, leave_world, select_device
+from rlscale.worker.device_rate import measure_seconds
 
 NUM_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 TIMEOUT_S = 20.0

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlscale.config import LossType, compares_policies
 from rlscale.training.batch_invariant.equal_logprobs import check_equal_logprobs
-from rlscale.training.column_outputs import add_column_means
+from rlscale.training.loss.column_outputs import add_column_means
 from rlscale.training.loss.policy_loss import add_eval_loss, add_logprob_diff
 from rlscale.training.policy_snapshots import PolicySnapshots
 from rlscale.training.prepare import (

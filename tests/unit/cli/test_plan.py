@@ -137,8 +137,8 @@ def test_one_of_something_is_singular(experiment: str, capsys: pytest.CaptureFix
 def test_derived_values_are_not_unsupported_features(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(capsys)["unsupported"] == []
     assert planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"] == []
-    (line,) = planned(capsys, "buffer.url=http://127.0.0.1:1")["unsupported"]
-    assert "buffer.url" in line and "not supported yet" in line
+    (line,) = planned(capsys, "data.multimodal_keys={image: images}")["unsupported"]
+    assert "data.multimodal_keys" in line and "not supported yet" in line
 
 
 def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:

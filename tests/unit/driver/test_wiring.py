@@ -64,7 +64,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_generate_function_has_its_limit(tmp_path: Path, pool: EnginePool) -> None:
     run = prepared(tmp_path, "sampling.custom_generate_function_path=user_code_of_wiring:generate")
     with RewardRunner(lambda sample: 1.0) as rewards:
-        source = build_source(run, pool, OpenRewards(training=rewards))
+        source = build_source(run, pool, OpenRewards(training=rewards), folder=tmp_path)
         ((index, prompt),) = await source.draw(0, 1)
         group = await source.group(index, prompt, oldest=0, newest=0)
     messages = [failed.failure.message for failed in group.failed if failed.failure is not None]
@@ -78,7 +78,7 @@ async def test_filters_and_hooks_have_their_limit(tmp_path: Path, pool: EnginePo
     with pytest.raises(HookError, match=rf"sampling\.sample_filter_path {message}"):
         await build_hooks(run).finish([], [])
     with RewardRunner(lambda sample: 1.0) as rewards:
-        source = build_source(run, pool, OpenRewards(training=rewards))
+        source = build_source(run, pool, OpenRewards(training=rewards), folder=tmp_path)
         ((index, prompt),) = await source.draw(0, 1)
         group = await source.group(index, prompt, oldest=0, newest=0)
         verdict = source.reason_to_drop(group)

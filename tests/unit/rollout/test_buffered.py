@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.checkpoint.pending_groups import load_groups, save_groups
+from rlscale.checkpoint.pending_groups import load_dropped, load_groups, save_groups
 from rlscale.config import RunConfig, load_config
 from rlscale.control.producer import Producer, ProducerState
 from rlscale.control.staleness import VersionGate
@@ -132,7 +132,7 @@ async def test_a_resumed_run_trains_the_same_groups_and_none_twice(reader: FileR
         source = BufferedRollouts(reader, settings)
         source.load_state_dict(json.loads(json.dumps(state.source)))
         again = Loop(source, first=resumed_at, max_staleness=2)
-        again.producer.restore(load_groups(folder))
+        again.producer.restore(load_groups(folder), load_dropped(folder))
         expected, trained = trained[resumed_at:3], []
         await run(again, body(again, 3 - resumed_at))
         assert trained == expected

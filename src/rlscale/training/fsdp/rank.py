@@ -14,10 +14,10 @@ from rlscale.config import QkvFormat
 from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.engine_shapes import add_engine_shapes
-from rlscale.training.column_outputs import gather_columns
 from rlscale.training.cpu.allocator import keep_freed_memory
 from rlscale.training.distributed import RankGrid, find_local_ranks, make_data_mesh, select_device, set_num_threads
 from rlscale.training.fsdp.model import attention_kernel
+from rlscale.training.loss.column_outputs import gather_columns
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader

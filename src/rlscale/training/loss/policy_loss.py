@@ -11,7 +11,7 @@ from torch import Tensor
 from rlscale.algo.corrections import logprob_difference
 from rlscale.config import LossType
 from rlscale.config.user_functions import reads_logits
-from rlscale.training.column_outputs import add_trajectory_mean
+from rlscale.training.loss.column_outputs import add_trajectory_mean
 from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch

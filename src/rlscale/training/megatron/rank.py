@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
-from rlscale.training.column_outputs import gather_columns
 from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
+from rlscale.training.loss.column_outputs import gather_columns
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.hooks import call_after_init

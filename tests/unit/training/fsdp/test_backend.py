@@ -14,9 +14,9 @@ from torch import Tensor
 from rlscale.config import ComputeDtype, LossType, MisConfig
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.models.hf_models import load_causal_lm
-from rlscale.training.column_outputs import METRIC_NAMES
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import backward, compute_logits, iterate_micros, optim_step
+from rlscale.training.loss.column_outputs import METRIC_NAMES
 from rlscale.training.metrics import MetricSums
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch, pack
