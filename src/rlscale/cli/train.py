@@ -89,12 +89,14 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     typed = [override for override in config.run.overrides if redact_override(override) == override]
     kept = [each for each in typed if not each.startswith("run.") and each.lstrip("+") != "experiment=quickstart"]
     same = " ".join(["rlscale-train", *map(shlex.quote, kept)])
-    other, swept = "gspo", "algo.eps_clip=0.1,0.2"
+    # A group may be chosen once.
+    others = [each for each in kept if not each.startswith("algo=")]
+    other, swept = "grpo" if "algo=gspo" in kept else "gspo", "algo.eps_clip=0.1,0.2"
     if config.algo.loss_type == LossType.sft_loss:
         other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
     commands = [
         (f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser"),
-        (f"{same} algo={other}", "the same with another algorithm"),
+        (" ".join(["rlscale-train", *map(shlex.quote, others), f"algo={other}"]), "the same with another algorithm"),
         (f"{same} -m {swept}", "a sweep, with a table at the end"),
     ]
     if result.hf_folder is not None:

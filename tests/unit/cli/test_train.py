@@ -33,3 +33,8 @@ def test_the_experiment_is_kept() -> None:
     assert report == "rlscale-report runs/mine"
     assert other == "rlscale-train experiment=quickstart_warmup optim.lr=1e-3 algo=sft_per_token"
     assert sweep == "rlscale-train experiment=quickstart_warmup optim.lr=1e-3 -m optim.lr=1e-4,1e-3"
+
+
+def test_the_algorithm_is_chosen_once() -> None:
+    assert proposed("algo=dapo", "data.num_rollout=8")[1] == "rlscale-train data.num_rollout=8 algo=gspo"
+    assert proposed("algo=gspo")[1] == "rlscale-train algo=grpo"
