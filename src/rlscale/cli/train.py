@@ -90,8 +90,9 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     kept = [each for each in typed if not each.startswith("run.") and each.lstrip("+") != "experiment=quickstart"]
     same = " ".join(["rlscale-train", *map(shlex.quote, kept)])
     # A group may be chosen once.
-    others = [each for each in kept if not each.startswith("algo=")]
-    other, swept = "grpo" if "algo=gspo" in kept else "gspo", "algo.eps_clip=0.1,0.2"
+    others = [each for each in kept if not each.lstrip("+").startswith("algo=")]
+    is_gspo = any(each.lstrip("+") == "algo=gspo" for each in kept)
+    other, swept = "grpo" if is_gspo else "gspo", "algo.eps_clip=0.1,0.2"
     if config.algo.loss_type == LossType.sft_loss:
         other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
     commands = [

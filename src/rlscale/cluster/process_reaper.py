@@ -106,19 +106,23 @@ def end_processes(mark: str, known: Iterable[tuple[int, int]] = ()) -> None:
         known: from `marked_trees`, processes that may not carry the mark.
     """
     began = time.monotonic()
-    known = set(known)
+    remaining = set(known)
     while True:
-        known |= marked_trees(mark)
-        remaining = [pid for pid, start in known if (_parent_and_start(pid) or (0, None))[1] == start]
+        remaining = still_alive(remaining) | marked_trees(mark)
         if not remaining:
             return
         waited = time.monotonic() - began
         if waited > GIVE_UP_S:
             return  # a process in uninterruptible sleep cannot be killed
         if waited > GRACE_S:
-            for pid in remaining:
+            for pid, _ in remaining:
                 _kill(pid)
         time.sleep(POLL_S)
+
+
+def still_alive(known: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of the processes from `marked_trees` that have not ended."""
+    return {(pid, start) for pid, start in known if (_parent_and_start(pid) or (0, None))[1] == start}
 
 
 def _kill(pid: int) -> None:
@@ -137,7 +141,8 @@ def _reap(driver: int, mark: str) -> None:
         # In addition to the pipe, whose other end a fork of the driver may keep open.
         poller.register(os.pidfd_open(driver), select.POLLIN)
         while not poller.poll(1000 * SCAN_INTERVAL_S):
-            known |= marked_trees(mark)
+            # A long run starts many processes; those that have ended are forgotten.
+            known = still_alive(known) | marked_trees(mark)
     except ProcessLookupError:
         pass  # the driver has already ended
     end_processes(mark, known)

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from rlscale.config import RewardConfig
+from rlscale.config import DataConfig, RewardConfig
+from rlscale.driver.open_rewards import open_rewards
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.driver.wiring import open_rewards
 from rlscale.rewards import prepare_reward
 from rlscale.types import Failure, Sample
 
@@ -54,11 +54,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def score(name: str, samples: list[Sample], **keys: float) -> dict[int, Failure]:
     reward = RewardConfig(custom_path=f"rewards_of_keys:{name}", **keys)  # type: ignore[arg-type]
-    config = SimpleNamespace(reward=reward, data=SimpleNamespace(prompt_data=None))
-    prepared = SimpleNamespace(config=config, reward=prepare_reward(reward))
-    with open_rewards(cast(PreparedRun, prepared), None) as runner:
-        assert runner is not None
-        return asyncio.run(runner.score(samples))
+    config = SimpleNamespace(reward=reward, data=DataConfig())
+    prepared = SimpleNamespace(config=config, reward=prepare_reward(reward), eval_sets=())
+    with open_rewards(cast(PreparedRun, prepared), None) as rewards:
+        assert rewards is not None
+        return asyncio.run(rewards.training.score(samples))
 
 
 def test_a_late_call_fails_and_is_repeated(folder: Path, make_sample: Callable[..., Sample]) -> None:

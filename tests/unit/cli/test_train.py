@@ -37,4 +37,5 @@ def test_the_experiment_is_kept() -> None:
 
 def test_the_algorithm_is_chosen_once() -> None:
     assert proposed("algo=dapo", "data.num_rollout=8")[1] == "rlscale-train data.num_rollout=8 algo=gspo"
+    assert proposed("+algo=dapo")[1] == "rlscale-train algo=gspo"
     assert proposed("algo=gspo")[1] == "rlscale-train algo=grpo"
