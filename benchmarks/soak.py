@@ -1,7 +1,7 @@
 """Measures whether the processes of a run grow during 20,000 steps.
 
 Runs the quickstart with a tiny model and batch, so that a step takes as little time as possible: staleness 1, a dynamic
-filter, over-sampling, partial rollouts, rewards in their own processes, and an evaluation every 50 steps beside the
+filter, over-sampling, partial rollouts, rewards in their own processes, and an evaluation every 50 steps during the
 training. Every few seconds it reads the anonymous memory (RssAnon) of every process of the run. A growth is that of the
 median over the last tenth of the steps after the warm-up, compared with the first tenth of them. Processes of ours must
 not grow by more than 2 %; Ray's own processes are shown as well.
@@ -74,7 +74,7 @@ OVERRIDES = (
     "model.num_attention_heads=2",
     "model.num_key_value_heads=1",
     "model.head_dim=16",
-    "checkpoint.save_interval=500",
+    "checkpoint.save_interval=100",
     "checkpoint.keep_last=1",
     "logging.num_samples=1",
     "logging.num_timelines=4",
@@ -117,7 +117,7 @@ class StepCounter:
                     break  # the driver is writing it
                 self._position += len(line)
                 record = json.loads(line)
-                # An evaluation has a record of its own, of an earlier step.
+                # An evaluation has a separate record.
                 if "train/loss" in record:
                     self._steps = max(self._steps, record["step"] + 1)
         return self._steps

@@ -14,8 +14,11 @@ from tests.integration.conftest import REWARDED, SMALL
 pytestmark = pytest.mark.own_ray
 
 
-def run_crashtest(folder: Path, cache: Path, *overrides: str, num_kills: int) -> dict[str, Any]:
+def run_crashtest(
+    folder: Path, cache: Path, *overrides: str, num_kills: int, victims: tuple[str, ...] = ()
+) -> dict[str, Any]:
     options = ["--kills", str(num_kills), "--gap", "0", "1", "--seed", "1", "--folder", str(folder / "crash")]
+    options += ["--victims", *victims] if victims else []
     command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *overrides, *options]
     done = subprocess.run(
         command,
@@ -74,3 +77,15 @@ def test_partial_rollouts_and_filters_repeat_with_their_ledger(tmp_path: Path, c
     assert report["sample_faults"] == []
     ledger = (tmp_path / "crash" / "broken" / "ledger.jsonl").read_text()
     assert "dropped/equal_rewards" in ledger
+
+
+@pytest.mark.nightly
+def test_the_middleware_router_and_engines_behind_it_survive_twenty_kills(tmp_path: Path, cache: Path) -> None:
+    behind_it = ("router.use_middleware_router=true", "router.policy=consistent_hashing", "cluster.rollout_num_gpus=2")
+    # Kills of the router and of engines repeat no steps, so that all of them must fit into the steps of one run.
+    steps = ("data.num_rollout=600", "eval.interval=50", "checkpoint.save_interval=50")
+    report = run_crashtest(tmp_path, cache, *steps, *behind_it, REWARDED, num_kills=20, victims=("router", "engine"))
+    assert report["differences"] == []
+    assert report["sample_faults"] == []
+    assert [kill["victim"] for kill in report["outcome"]["kills"]].count("router") == 10
+    assert report["outcome"]["num_starts"] == 1, "the driver keeps running"
