@@ -2,8 +2,9 @@
 
 Runs `rlscale-train` twice with each of five seeds and compares the rewards on held-out prompts at the end, whose grader
 never fails. The failed samples fail at every retry. Both runs train until their curves are flat: after the 140 rollouts
-of the quickstart they still rise, and a run with failures is later by the trajectories that it lost. Passed: the 95 % interval (Student's t) of the paired differences
-contains 0 and lies within +-0.03. Writes `failing_rewards.md` and `.json`, and exits with 1 if it is not passed.
+of the quickstart they still rise, and a run with failures is later by the trajectories that it lost. Passed: the 95 %
+interval (Student's t) of the paired differences contains 0 and lies within +-0.03. Writes `failing_rewards.md` and
+`.json`, and exits with 1 if it is not passed.
 
     python benchmarks/failing_rewards.py [--seeds 1 2 3 4 5] [--out benchmarks/results]
 """
