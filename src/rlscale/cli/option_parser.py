@@ -6,8 +6,6 @@ import argparse
 import re
 from typing import NoReturn
 
-from rlscale.config.errors import nearest
-
 WRONG_INPUT = 2
 _CHOICE = re.compile(r"argument (?P<name>[^:]+): invalid choice: (?P<value>.+) \(choose from (?P<choices>.+)\)", re.S)
 _VALUE = re.compile(r"argument (?P<name>[^:]+): invalid (?P<kind>\w+) value: (?P<value>.+)", re.S)
@@ -30,6 +28,9 @@ class OptionParser(argparse.ArgumentParser):
 
     def _rephrase(self, message: str) -> str:
         """`<argument> must <rule>, got <value>; <what to do>`. An unknown message stays as it is."""
+        # Imported here: rlscale-serve starts without the config.
+        from rlscale.config.errors import nearest
+
         see = f"{self.prog} --help lists the arguments"
         if found := _CHOICE.fullmatch(message):
             choices = found["choices"].replace("'", "").split(", ")

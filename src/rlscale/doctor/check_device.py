@@ -70,7 +70,7 @@ def torch_build(context: CheckContext) -> CheckResult:
 
     # Imported here: it imports torch.
     from rlscale.doctor.rates import measure_copy
-    from rlscale.worker.device_rate import MATMUL_SIZE, measure_matmul
+    from rlscale.training.profiling.device_rate import MATMUL_SIZE, measure_matmul
 
     cuda = torch.version.cuda or "none"
     figures = [Figure(name="torch", value=torch.__version__), Figure(name="CUDA of the build", value=cuda)]

@@ -30,8 +30,8 @@ from rlscale.doctor.tiny_training import (
 )
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.model import DTYPES
+from rlscale.training.profiling.device_rate import measure_matmul, synchronize
 from rlscale.types import TrainBatch
-from rlscale.worker.device_rate import measure_matmul, synchronize
 
 SAMPLE_LEN, PROMPT_LEN = 4096, 512
 TOKENS = (4096, 16384, 65536)

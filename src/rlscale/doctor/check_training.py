@@ -22,8 +22,8 @@ from rlscale.doctor.tiny_training import (
 )
 from rlscale.training.attention.packed import build_packed_layout, packed_attention
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.profiling.device_rate import measure_seconds
 from rlscale.training.spec import TrainerSpec
-from rlscale.worker.device_rate import measure_seconds
 
 VOCABULARY = 101  # of the tiny model
 NUM_STEPS = 2

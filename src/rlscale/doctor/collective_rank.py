@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlscale.training.distributed import find_local_ranks, join_world, leave_world, select_device
-from rlscale.worker.device_rate import measure_seconds
+from rlscale.training.profiling.device_rate import measure_seconds
 
 NUM_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
 TIMEOUT_S = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlscale.worker.device_rate import measure_seconds
+from rlscale.training.profiling.device_rate import measure_seconds
 
 COPY_BYTES = {"cuda": 2 << 30, "cpu": 128 << 20}
 

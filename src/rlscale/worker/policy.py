@@ -16,9 +16,9 @@ from rlscale.weight_types import WeightSyncReport
 from rlscale.worker.rank import RankWorker
 
 if TYPE_CHECKING:
+    from rlscale.training.profiling.device_rate import DeviceRate
     from rlscale.training.roles import TrainerRank
     from rlscale.weights.sync import WeightSync
-    from rlscale.worker.device_rate import DeviceRate
 
 
 class PolicyWorker(RankWorker):
@@ -38,9 +38,9 @@ class PolicyWorker(RankWorker):
         """Joins the world and loads the model (a collective)."""
         self._join(master_address, master_port)
         # Imported here: torch and transformers take seconds, for which the driver should not wait.
+        from rlscale.training.profiling.device_rate import DeviceRate
         from rlscale.training.registry import make_backend
         from rlscale.weights.factory import make_channel
-        from rlscale.worker.device_rate import DeviceRate
 
         world = self._world
         with self._profiler.report_oom():

@@ -16,7 +16,7 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.weights.channel_spec import ChannelSpec
 
 if TYPE_CHECKING:
-    from rlscale.training.profiler import RankProfiler
+    from rlscale.training.profiling.profiler import RankProfiler
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class RankWorker:
         """Joins the world (a collective)."""
         # Imported here: torch takes seconds, for which the driver should not wait.
         from rlscale.training.distributed import join_world
-        from rlscale.training.profiler import RankProfiler
+        from rlscale.training.profiling.profiler import RankProfiler
 
         world = self._world
         # Rank 0 passes its open socket on; the others connect to the port.

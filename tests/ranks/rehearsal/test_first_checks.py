@@ -32,8 +32,14 @@ def test_a_broken_file_stops_the_rehearsal_as_it_stops_the_run(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("data.prompt_data=gone.csv", r"data\.prompt_data must end in \.jsonl or \.parquet, got gone\.csv; convert it"),
-        ("eval.prompt_data=[a,gone.txt]", r"eval\.prompt_data must end in \.jsonl or \.parquet, got gone\.txt"),
+        (
+            "data.prompt_data=gone.csv",
+            r"data\.prompt_data must end in \.jsonl, \.jsonl\.gz or \.parquet, got gone\.csv; convert it",
+        ),
+        (
+            "eval.prompt_data=[a,gone.txt]",
+            r"eval\.prompt_data must end in \.jsonl, \.jsonl\.gz or \.parquet, got gone\.txt",
+        ),
         ("eval.config=gone.yaml", r"eval\.config must "),
     ],
 )

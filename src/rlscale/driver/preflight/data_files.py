@@ -90,7 +90,7 @@ def _row_keys(config: RunConfig, path: str) -> DataConfig:
 
 def wrong_suffix(key: str, path: str) -> Problem:
     """The problem of a data file in another format."""
-    return Problem(path=key, rule=f"end in {' or '.join(SUFFIXES)}", value=path, fix="convert it")
+    return Problem(path=key, rule=f"end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}", value=path, fix="convert it")
 
 
 def check_file(

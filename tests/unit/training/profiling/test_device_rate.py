@@ -3,7 +3,7 @@
 import torch
 
 from rlscale.config import ComputeDtype
-from rlscale.worker.device_rate import DeviceRate
+from rlscale.training.profiling.device_rate import DeviceRate
 
 
 def test_the_best_of_the_measurements_counts_and_changes_no_random_number() -> None:

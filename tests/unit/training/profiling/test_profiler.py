@@ -11,7 +11,7 @@ import torch
 
 from rlscale.config import DebugConfig
 from rlscale.errors import WorkerError
-from rlscale.training.profiler import RankProfiler, build_memory_report
+from rlscale.training.profiling.profiler import RankProfiler, build_memory_report
 from rlscale.training.spec import ProfilerSpec
 
 

@@ -1,0 +1,1 @@
+"""Profiles of a rank, its memory, and the rates of its device."""
