@@ -126,17 +126,21 @@ def test_a_missing_package(package: str, overrides: tuple[str, ...], expected: s
 
 
 VALUES: list[tuple[str, tuple[str, ...], str]] = [
-    ("suffix", quickstart("data.prompt_data=a.csv"), "data.prompt_data must end in .jsonl or .parquet, got a.csv;"),
+    (
+        "suffix",
+        quickstart("data.prompt_data=a.csv"),
+        "data.prompt_data must name files that can be read, got a.csv; a.csv must end in .jsonl, .jsonl.gz or .parquet",
+    ),
     (
         "first row",
         quickstart("data.prompt_data=bad.jsonl"),
-        "data.prompt_data must name a file whose first row can be used, got bad.jsonl; bad.jsonl row 1 must have a "
+        "data.prompt_data must name a file whose rows can be used, got bad.jsonl; bad.jsonl row 1 must have a "
         "field 'prompt', got fields question; correct data.input_key or the file",
     ),
     (
         "evaluation",
         quickstart("eval.prompt_data=[a,bad.jsonl]"),
-        "eval.prompt_data must name a file whose first row can be used, got bad.jsonl; bad.jsonl row 1 must have a ",
+        "eval.prompt_data must name a file whose rows can be used, got bad.jsonl; bad.jsonl row 1 must have a ",
     ),
     (
         "run folder",
