@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from machine import machine, sentence
+from machine import busy_note, machine, sentence
 
 from rlscale.engines.client.generate_messages import build_body
 from rlscale.engines.client.http_engine import HttpEngine
@@ -200,7 +200,7 @@ def report(summary: dict[str, Any], options: argparse.Namespace, load: float) ->
     return (
         f"# Requests in flight\n\n{description}\n\n{sentence([load])} {options.in_flight:,} requests in flight, "
         f"prompts of {options.prompt} tokens, answers of {options.answer}; medians of {options.rounds} rounds of "
-        f"{options.requests:,} requests. Other work ran on the machine. Made by "
+        f"{options.requests:,} requests. {busy_note(load)}Made by "
         "`python benchmarks/client_scale.py`.\n\n"
         + "\n".join(lines)
         + f"\n\nrlscale reaches {summary['ratio']:.2f} of the requests/s of aiohttp (target: at least {LIMIT:g}); by "

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from machine import machine, sentence
+from machine import busy_note, machine, sentence
 
 from rlscale.cluster.rank_group import RankGroup
 from rlscale.config import BatchConfig
@@ -328,8 +328,8 @@ def report(rounds: Sequence[Round], num_bytes: Mapping[str, int], options: argpa
     return (
         f"# Data path\n\n{description}\n\n{sentence([load])} {options.samples:,} samples of {options.tokens:,} tokens, "
         f"{options.ranks} ranks, {len(rounds)} rounds. Columns: {num_bytes['columns'] / 1e6:.0f} MB; tensors of one "
-        f"rank: {num_bytes['rank'] / 1e6:.0f} MB. Other work ran on the machine: CPU times and ratios are more "
-        "reliable than wall times. A target is met if both ratios are. A virtual machine may take freed memory back, "
+        f"rank: {num_bytes['rank'] / 1e6:.0f} MB. {busy_note(load)}A target is met if both ratios "
+        "are. A virtual machine may take freed memory back, "
         "which makes copies into new memory slow; the path itself uses the memory of the rollout before, "
         "so that the warm copy is the strict reference. Lists end as tensors of the columns, "
         'which is where "to the columns" ends, too; packing adds positions, targets and indices in 64 bits for the '

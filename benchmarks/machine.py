@@ -30,3 +30,14 @@ def sentence(loads: list[float]) -> str:
         f"{where['date']}, {where['cpu']}, {where['cores']} cores, Python {where['python']}, {versions}. "
         f"Load average at the start of the runs: {min(loads):.1f} to {max(loads):.1f}."
     )
+
+
+def busy_note(load: float) -> str:
+    """A sentence for the results of a machine that other work shared, else nothing.
+
+    Args:
+        load: 1-minute load average at the start.
+    """
+    if load < THREADS:
+        return ""
+    return "Other work ran on the machine: CPU times and ratios are more reliable than wall times. "
