@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rlscale.cli.option_parser import OptionParser
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.http_server import is_loopback
 from rlscale.services.buffer_app import build_buffer_app
@@ -28,7 +29,7 @@ BACKLOG = 2048
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="rlscale-buffer",
         description="Runs the rollout buffer: other processes submit trajectories, a run trains on them (buffer.url).",
         epilog=f"If {BUFFER_KEY_VARIABLE} is set, requests need it as a bearer token; required beyond loopback.",

@@ -34,3 +34,10 @@ def test_wrong_arguments_end_with_one_line(
     (record,) = caplog.records
     assert record.getMessage().startswith(message.replace("{taken}", port))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_of_another_type_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--port", "banana"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("rlscale-buffer: --port must be an integer, got banana; ")
