@@ -65,12 +65,12 @@ def _samples(folder: Path, name: str, about: Mapping[str, Any], metrics: Mapping
     total = int(metrics.get(f"eval/{name}/num_prompts", 0))
     number = min(total, MAX_PROMPTS)
     chosen = {i * total // number for i in range(number)}
-    prompts = sorted(_read_chosen(folder / about["file"], chosen), key=lambda prompt: int(prompt["row"]))
+    prompts = sorted(_read_lines(folder / about["file"], chosen), key=lambda prompt: int(prompt["row"]))
     settings = {key: value for key, value in about.items() if key != "file" and value is not None}
     return {"name": name, "settings": settings, "prompts": prompts, "num_prompts": total}
 
 
-def _read_chosen(path: Path, chosen: set[int]) -> Iterator[Mapping[str, Any]]:
+def _read_lines(path: Path, chosen: set[int]) -> Iterator[Mapping[str, Any]]:
     """Only the chosen lines are parsed: the file of a large set has gigabytes."""
     try:
         with path.open(encoding="utf-8") as file:
