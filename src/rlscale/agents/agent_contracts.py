@@ -1,0 +1,152 @@
+"""Contracts of tools and environments: calls them with a small made example and checks what they return."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from inspect import isawaitable
+from types import MappingProxyType
+from typing import Any
+
+from rlscale.agents.environment import Action, Observation, StepResult, Task, as_messages
+from rlscale.agents.environment_child import step_values
+from rlscale.agents.tool import Tool, ToolDefinitionError, ToolError, result_text
+from rlscale.plugins.contracts import Contract, ContractError
+
+EXAMPLE_TASK = Task(index=0, messages=({"role": "user", "content": "1+1="},), label="2", seed=7)
+MAX_STEPS = 4
+"""Steps of an environment in a check; it need not be done by then."""
+
+_EXAMPLES: Mapping[str, Any] = {
+    "integer": 1,
+    "number": 1.5,
+    "string": "text",
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+
+
+def check_tool(tool: Tool, arguments: Mapping[str, Any] | None = None) -> str:
+    """Calls a tool and returns the text that the policy gets.
+
+    Args:
+        arguments: None: made from the schema.
+
+    Raises:
+        ContractError: the function cannot be a tool, or its result cannot be a text.
+    """
+    try:
+        schema = tool.spec["function"]["parameters"]
+    except ToolDefinitionError as error:
+        raise ContractError(error.rule, error.found) from error
+    given = example_arguments(schema) if arguments is None else arguments
+    try:
+        found = tool.run(result_text(given))
+        return result_text(asyncio.run(_wait_for(found)) if isawaitable(found) else found)
+    except ToolError as error:
+        return f"Error: {error}"
+
+
+def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the required parameters of a JSON schema."""
+    definitions = schema.get("$defs", {})
+    properties = schema.get("properties", {})
+    return {name: _example(properties[name], definitions) for name in schema.get("required", ())}
+
+
+def check_environment(create: Callable[[], Any], *, task: Task = EXAMPLE_TASK, action: str = "2") -> list[StepResult]:
+    """Plays some steps in an environment and returns their results.
+
+    Args:
+        create: the class, or a function that returns an environment.
+        action: the text of each answer of the policy.
+
+    Raises:
+        ContractError: a method is missing, or returns something else than it must.
+    """
+    return asyncio.run(_play(create, task, Action(text=action)))
+
+
+async def _play(create: Callable[[], Any], task: Task, action: Action) -> list[StepResult]:
+    environment = await _called(create)
+    for name in ("reset", "step"):
+        if not callable(getattr(environment, name, None)):
+            raise ContractError(f"have a method {name}", f"an object of type {type(environment).__name__} without it")
+    # Closed also if a method is wrong, as in a run.
+    results: list[StepResult] = []
+    try:
+        found = await _called(environment.reset, task)
+        try:
+            start = as_messages(found.messages if isinstance(found, Observation) else found)
+        except (TypeError, ValueError) as error:
+            raise ContractError("have a method reset that returns messages", str(error)) from error
+        if not start:
+            raise ContractError("have a method reset that returns messages", "no message")
+        while len(results) < MAX_STEPS and not (results and results[-1].done):
+            found = await _called(environment.step, action)
+            try:
+                step_values(found, max_chars=1000)
+            except (TypeError, ValueError) as error:
+                raise ContractError("have a method step that returns a StepResult", str(error)) from error
+            results.append(found)
+    finally:
+        if callable(close := getattr(environment, "close", None)):
+            await _called(close)
+    return results
+
+
+async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    found = function(*arguments)
+    return await found if isawaitable(found) else found
+
+
+async def _wait_for(found: Any) -> Any:
+    return await found
+
+
+def _example(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if "default" in schema:
+        return schema["default"]
+    if choices := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
+        return choices[0]
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return _example(schema[several][0], definitions)
+    if schema.get("type") == "object" and "properties" in schema:
+        return example_arguments({**schema, "$defs": definitions})
+    # A lower limit is the simplest number that fits.
+    return schema.get("minimum", _EXAMPLES.get(str(schema.get("type"))))
+
+
+def _describe_tools(tools: Sequence[Tool]) -> str:
+    return "; ".join(f"{each.name}: {check_tool(each)!r:.200}" for each in tools)
+
+
+def _describe_steps(create: Callable[[], Any]) -> str:
+    results = check_environment(create)
+    return f"{len(results)} steps with rewards {[each.reward for each in results]}, done {results[-1].done}"
+
+
+AGENT_CONTRACTS: Mapping[str, Contract] = MappingProxyType(
+    {
+        contract.kind: contract
+        for contract in (
+            Contract(
+                kind="tool",
+                key="agent.tools",
+                call="@rlscale.agents.tool on a typed function, plain or async, or a list -> text or JSON values",
+                check=_describe_tools,
+            ),
+            Contract(
+                kind="environment",
+                key="agent.environment_path",
+                call="() -> an object with reset(task) -> messages, step(action) -> StepResult, and maybe close()",
+                check=_describe_steps,
+            ),
+        )
+    }
+)
+"""The contracts by `--kind` of `rlscale-check-plugin`."""

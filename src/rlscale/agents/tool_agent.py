@@ -1,0 +1,83 @@
+"""Generates trajectories in which the policy calls tools.
+
+messages of the row ──> engine ──> answer ── without calls ──> end
+             ^                       └── calls ──> tools, at the same time ──> tool messages ──┐
+             └─────────────────────────────────────────────────────────────────────────────────┘
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from rlscale.agents.conversation import AgentConversation, failed, keep_counts, run_attempt
+from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
+from rlscale.config.groups.agent import AgentConfig
+from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.trajectory import Trajectory
+from rlscale.types import Failure
+
+
+class ToolAgent:
+    """Lets the policy call tools until it answers without a call; see `group_generator.Generate`.
+
+    A wrong call is a result that names the error. A tool that failed is handled as `agent.on_tool_error` says.
+    """
+
+    def __init__(self, box: ToolBox, renderer: Renderer, config: AgentConfig) -> None:
+        self._box, self._renderer, self._config = box, renderer, config
+
+    async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
+        """Returns why the attempt ended early: `budget`, `tool`, `model_server` or `controller`."""
+        return await run_attempt(self._run(trajectory, session), trajectory, timeout_s=self._config.timeout_s)
+
+    async def _run(self, trajectory: Trajectory, session: GenerateSession) -> None:
+        if trajectory.turns:
+            trajectory.restart()  # the messages of an aborted one are not kept
+        talk = AgentConversation(
+            trajectory,
+            session,
+            self._renderer,
+            messages=trajectory.prompt.conversation,
+            tools=self._box.specs,
+            max_turns=self._config.max_turns,
+        )
+        try:
+            while (answer := await talk.answer()) is not None:
+                messages = await self._results(answer, talk)
+                if not messages:
+                    return
+                talk.add(*messages)
+        finally:
+            keep_counts(trajectory, talk.counts)
+            await self._box.release(talk)
+
+    async def _results(self, answer: ParsedAnswer, talk: AgentConversation) -> list[Message]:
+        """The messages that follow an answer; none: it is the last one."""
+        if not answer.tool_calls:
+            if answer.error is None:
+                return []
+            talk.counts.tool_calls += 1
+            talk.counts.tool_rejected += 1
+            # No tool message: there is no call that it could answer.
+            return [{"role": "user", "content": f"Error: the tool call cannot be read: {answer.error}"}]
+        calls = answer.to_message()["tool_calls"]
+        results = await call_all(self._box, [(call.name, call.arguments) for call in answer.tool_calls], owner=talk)
+        talk.counts.tool_calls += len(results)
+        talk.counts.tool_rejected += sum(result.is_rejected for result in results)
+        talk.counts.tool_failed += sum(result.error is not None or result.num_calls > 1 for result in results)
+        # After all of them have ended: none is left running in the next attempt.
+        for call, result in zip(answer.tool_calls, results, strict=True):
+            if result.error is not None and self._box.fails_trajectories:
+                message = f"tool {call.name} failed ({result.num_calls} calls): {result.error}"
+                raise failed(result.cause, message)
+        return [
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result.text}
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+
+async def call_all(box: ToolBox, calls: Sequence[tuple[str, str]], *, owner: Owner) -> list[ToolResult]:
+    """The results of calls that run at the same time; none is left running."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(box.call(name, arguments, owner)) for name, arguments in calls]
+    return [task.result() for task in tasks]

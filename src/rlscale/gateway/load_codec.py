@@ -1,0 +1,33 @@
+"""The renderer of a model's folder, for the gateway and for an engine with chat APIs."""
+
+from typing import cast
+
+from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.gateway.codec import Codec
+from rlscale.models.hf_models import load_tokenizer
+from rlscale.renderers.answer_parser import Tokenizer
+from rlscale.renderers.families import make_renderer
+
+
+def load_codec(model_path: str, renderer: str = "auto") -> Codec:
+    """Loads the tokenizer of a model and makes its renderer.
+
+    Args:
+        model_path: folder in Hugging Face format, or a hub id.
+        renderer: see `make_renderer`.
+
+    Raises:
+        ConfigError: the model has no tokenizer.
+        RenderError: no renderer fits it.
+    """
+    tokenizer = load_tokenizer(model_path)
+    model_type = str(read_hf_fields(model_path).get("model_type", ""))
+    # transformers' own types say less than its tokenizers do.
+    made = make_renderer(renderer, cast(Tokenizer, tokenizer), model_type=model_type, checkpoint=model_path)
+
+    def decode(ids: list[int]) -> str:
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), "decoding one list of ids gives one text"
+        return text
+
+    return Codec(renderer=made, decode=decode)

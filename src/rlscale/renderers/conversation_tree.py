@@ -1,0 +1,158 @@
+"""The conversations of one trajectory as a tree of turns, grown request by request.
+
+    request (messages, tools) ── prepare ──> PreparedRequest (ids) ── engine ──> Generation ── add ──> answer
+                                    │
+       longest history that the messages continue ── bridge ──> the same path, longer
+                                    └─ no bridge, or other messages ──> a new path with its own prompt
+
+A request is in the tree once it is answered; until then nothing of it is. So requests may be concurrent, and one that
+fails leaves no trace.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlscale.renderers.message_history import HistoryNode, MessageHistory, message_key, message_text
+from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer, ToolSpec
+from rlscale.trajectory import CONVERSATIONS, FORKS, Trajectory
+from rlscale.types import Generation
+
+__all__ = ["CONVERSATIONS", "FORKS", "ConversationTree", "PreparedRequest", "message_key", "message_text"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRequest:
+    """A request of a conversation, rendered."""
+
+    token_ids: list[int]
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    parent: int | None  # turn that the request continues; None: it has its own prompt
+    num_known: int  # ids of `token_ids` that are on the path to `parent`; 0 with its own prompt
+    num_known_messages: int = 0  # messages that are on that path
+    is_fork: bool  # the messages continue a path, and no bridge could extend its ids
+    keys: tuple[str, ...] = ()  # of `messages`, by `message_key`; empty: not computed yet
+
+
+class ConversationTree:
+    """Grows a trajectory by requests of one or several conversations. Used from one thread at a time.
+
+    Invariant: a turn's ids are those that the engine got or sampled, and each of them is in the trajectory once.
+
+    Example:
+        tree = ConversationTree(trajectory, renderer)
+        request = tree.prepare(messages, tools)
+        answer = tree.add(request, await session.generate(request.token_ids))
+        messages.append(answer.to_message())
+    """
+
+    def __init__(self, trajectory: Trajectory, renderer: Renderer) -> None:
+        self.trajectory, self._renderer = trajectory, renderer
+        self._history = MessageHistory()
+        self._ends: dict[int, HistoryNode] = {}  # histories by the turn of their answer
+        # Turns of given tokens by the turn before them and their ids; prompts of new paths likewise.
+        self._given: dict[tuple[int | None, bytes], int | None] = {}
+        trajectory.metadata.setdefault(FORKS, 0)
+        trajectory.metadata.setdefault(CONVERSATIONS, 0)
+
+    def prepare(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> PreparedRequest:
+        """The ids of a request. Does not change the tree.
+
+        Raises:
+            RenderError: the template cannot render these messages.
+        """
+        # All messages are compared, but only new ones are hashed and encoded.
+        keys, histories = self._history.walk(messages, tools)
+        size, node = _longest_answered(histories, len(messages))
+        if node is not None and node.turn is not None:
+            known = self.trajectory.token_ids(node.turn) if node.ids is None else node.ids
+            ids = self._renderer.bridge(known, messages[size:], tools=tools)
+            if ids is not None:
+                assert ids[: len(known)] == known, "a bridge must keep the ids of the path"
+                return PreparedRequest(
+                    token_ids=ids,
+                    messages=tuple(messages),
+                    tools=tuple(tools),
+                    parent=node.turn,
+                    num_known=len(known),
+                    num_known_messages=size,
+                    is_fork=False,
+                    keys=keys,
+                )
+        return PreparedRequest(
+            token_ids=self._renderer.render(messages, tools=tools),
+            messages=tuple(messages),
+            tools=tuple(tools),
+            parent=None,
+            num_known=0,
+            is_fork=node is not None,
+            keys=keys,
+        )
+
+    def add(
+        self,
+        request: PreparedRequest,
+        generation: Generation,
+        *,
+        shown: Callable[[ParsedAnswer], ParsedAnswer] | None = None,
+    ) -> ParsedAnswer:
+        """Adds an answered request; returns its answer as a message. Each of `n` answers is a branch.
+
+        Args:
+            shown: changes the answer to what the client gets, e.g. without a stop string: its next request has that.
+                None: the answer as parsed.
+        """
+        given = self._add_given(request)
+        turn = self.trajectory.add_generation(generation, parent=given)
+        answer = self._renderer.parse(generation.output_ids, prompt_ids=request.token_ids, tools=request.tools)
+        answer = answer if shown is None else shown(answer)
+        message = answer.to_message()
+        self.trajectory.turns[turn].messages = (message,)
+        keys = request.keys or tuple(map(message_key, request.messages))
+        node = self._history.add([*keys, message_key(message)], [*request.messages, message], request.tools)
+        node.turn, node.ids = turn, [*request.token_ids, *generation.output_ids]
+        self._ends[turn] = node
+        # A copy of the ids for each turn would grow quadratically.
+        before = self._ends.get(-1 if request.parent is None else request.parent)
+        if before is not None and before.turn == request.parent:
+            before.ids = None
+        return answer
+
+    def _add_given(self, request: PreparedRequest) -> int | None:
+        """Adds the given tokens of a request; returns the turn that its answer follows."""
+        new = request.token_ids[request.num_known :]
+        if request.parent is not None and not new:
+            return request.parent
+        key = (request.parent, np.asarray(new, np.int32).tobytes())
+        # Answers of equal requests are branches after one turn.
+        if key not in self._given:
+            if request.parent is None:
+                number = self._add_prompt(request)
+            else:
+                number = self.trajectory.extend(new, parent=request.parent)
+            if number is not None:
+                self.trajectory.turns[number].messages = request.messages[request.num_known_messages :]
+            self._given[key] = number
+        return self._given[key]
+
+    def _add_prompt(self, request: PreparedRequest) -> int | None:
+        """Begins a conversation with its own prompt; that of the trajectory needs no turn."""
+        trajectory = self.trajectory
+        trajectory.metadata[CONVERSATIONS] += 1
+        trajectory.metadata[FORKS] += request.is_fork
+        if tuple(request.token_ids) == trajectory.prompt.token_ids:
+            return None
+        # An empty turn carries the prompt of this conversation.
+        number = trajectory.extend([], parent=None)
+        trajectory.turns[number].prompt = replace(trajectory.prompt, token_ids=tuple(request.token_ids), text="")
+        return number
+
+
+def _longest_answered(histories: Sequence[HistoryNode], num_messages: int) -> tuple[int, HistoryNode | None]:
+    """The longest answered history that a request of so many messages continues, and its size."""
+    for size in range(min(len(histories), num_messages - 1), 0, -1):
+        if histories[size - 1].turn is not None:
+            return size, histories[size - 1]
+    return 0, None

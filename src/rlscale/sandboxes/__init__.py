@@ -1,0 +1,1 @@
+"""Sandboxes: places in which programs that a model wrote run. Nothing here is imported before it is used."""
