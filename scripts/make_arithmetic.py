@@ -1,7 +1,7 @@
 """Writes data/arithmetic/: sums of two three-digit numbers without carries.
 
-    python scripts/make_arithmetic.py            # writes train.jsonl and heldout.jsonl
-    python scripts/make_arithmetic.py --check    # exit code 1 unless the files are exactly what would be written
+    python -m scripts.make_arithmetic            # writes train.jsonl and heldout.jsonl
+    python -m scripts.make_arithmetic --check    # exit code 1 unless the files are exactly what would be written
 
 A row is `{"prompt": "470+205=", "label": "675", "metadata": {"a": 470, "b": 205}}`. Without carries every column is a
 separate small sum, so a tiny model improves gradually instead of in one jump. One wrong column of three still makes the
@@ -12,11 +12,11 @@ held-out sum cannot be memorised. SHA-256 of a pair determines the order of rows
 are identical on every machine.
 """
 
-import argparse
 import hashlib
 import json
-import sys
 from pathlib import Path
+
+from scripts.data_files import write_or_check
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "arithmetic"
 NUM_NUMBERS = 1000
@@ -53,18 +53,5 @@ def contents() -> dict[str, str]:
     return {"train.jsonl": "".join(map(row, train)), "heldout.jsonl": "".join(map(row, heldout))}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes data/arithmetic/.")
-    parser.add_argument("--check", action="store_true", help="compare with the files that are there, write nothing")
-    check = parser.parse_args().check
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in contents().items():
-        path = FOLDER / name
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
-            sys.exit(f"{path} must be what this script writes; run it without --check")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(FOLDER, contents())

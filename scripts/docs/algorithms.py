@@ -21,6 +21,7 @@ from rlscale.algo.advantages import (
     normalize_by_group,
     overlong_penalty,
 )
+from rlscale.algo.distillation import teacher_kl
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.config.keys import keys
 
@@ -47,6 +48,7 @@ SECTIONS: tuple[Section, ...] = (
             overlong_penalty,
             whitening.whiten,
             distill,
+            teacher_kl,
         ),
         keys=(
             "rewards_normalization",
@@ -63,6 +65,9 @@ SECTIONS: tuple[Section, ...] = (
             "overlong_filter",
             "normalize_advantages",
             "opd_kl_coef",
+            "opd_kl",
+            "opd_top_k",
+            "opd_direction",
             "custom_advantage_function_path",
             "compute_advantages_and_returns",
         ),
@@ -262,8 +267,8 @@ _INTRODUCTION = """# Algorithms
 Formulas behind the keys of [`algo`](algo.md), from the docstrings of `rlscale.algo`. `logprob` is that of the policy,
 with gradient, `old` that of the policy that is improved, `rollout` the one that the engine reported, `ref` that of the
 reference model, `A` the advantage. All in float32; logits are divided by `rollout.temperature` first. Sums are over
-trainable tokens, and denominators belong to the whole optimiser step: micro-batches, ranks and packing do not change a
-loss.
+trainable tokens, and denominators belong to the whole optimiser step: micro-batches, ranks, packing and
+[shared prefixes](../how-to/shared-prefixes.md) do not change a loss.
 
 A new estimator is a function and an entry of `ESTIMATORS` in `src/rlscale/algo/advantages.py`, and a member of the enum
 `AdvantageEstimator` in `src/rlscale/config/groups/algo.py`. To add one without changing rlscale see

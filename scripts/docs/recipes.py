@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from rlscale.config import LoadedConfig, TrainBackendName, load_config_with_notes, uses_critic
 from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.rules import has_agent
 from rlscale.errors import count_noun
 from rlscale.plan import Plan, find_hardware, find_suggestions, find_unsupported, make_plan
 from rlscale.plan.tables import format_count, format_size
 
 HARDWARE = ("h100", "h200")
 
+OVERLAY = "on=qwen3_4b"
+"""The overlay that makes each example of an agent a recipe for a larger model."""
+
 _INTRODUCTION = """# Recipes
 
 The files of `conf/experiment/`, each planned with `rlscale-plan experiment=<name> --hardware <GPU>`: every sample has
 the longest prompt and response that the recipe allows. The memory of a trainer rank is its peak; engines of SGLang fill
-the rest of their GPU. [Plan a run](../how-to/plan.md) explains the figures and their accuracy.
+the rest of their GPU. [Plan a run](../how-to/plan.md) explains the figures and their accuracy. The last rows are the
+[examples of agents](../how-to/agent-examples.md) with Qwen3-4B.
 """
 
 _HEAD = ("recipe", "model", "GPUs", "trainer", "memory of a rank", "engines", *HARDWARE, "waits for")
@@ -23,20 +28,25 @@ _HEAD = ("recipe", "model", "GPUs", "trainer", "memory of a rank", "engines", *H
 def make_recipes_page() -> str:
     """The page: one row for each recipe."""
     names = ConfigFolders.find().groups()["experiment"]
-    rows = [_HEAD, ("---",) * len(_HEAD), *(_row(name) for name in names)]
+    plain = {name: _load(name) for name in names}
+    larger = {f"{name} {OVERLAY}": _load(name, OVERLAY) for name in names if has_agent(plain[name].config)}
+    rows = [_HEAD, ("---",) * len(_HEAD), *(_row(name, loaded) for name, loaded in (plain | larger).items())]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     return f"{_INTRODUCTION}\n{table}\n"
 
 
-def _row(experiment: str) -> tuple[str, ...]:
-    loaded = load_config_with_notes([f"experiment={experiment}", "cluster.device=cuda"], to_run=False)
+def _load(experiment: str, *overlays: str) -> LoadedConfig:
+    return load_config_with_notes([f"experiment={experiment}", *overlays, "cluster.device=cuda"], to_run=False)
+
+
+def _row(name: str, loaded: LoadedConfig) -> tuple[str, ...]:
     plans = [make_plan(loaded.config, find_hardware(name)) for name in HARDWARE]
     unsupported = find_unsupported(loaded.config, loaded.derived)
     waits = ", ".join(f"`{line.partition(' ')[0]}`" for line in unsupported) or "-"
     fits = (verdict(loaded, plan) for plan in plans)
     plan = plans[0]
     memory = "-" if plan.trainer is None else format_size(plan.trainer.peak)
-    start = (f"`{experiment}`", _model(plan), _gpus(plan), _trainer(loaded), memory, _engines(plan))
+    start = (f"`{name}`", _model(plan), _gpus(plan), _trainer(loaded), memory, _engines(plan))
     return (*start, *fits, waits)
 
 

@@ -1,13 +1,15 @@
 """Writes the reference pages: `python -m scripts.docs.reference <folder>`.
 
 One page per config group from its dataclasses, one about the algorithms and one about the rules between keys from their
-docstrings, one about the recipes from their plans, and the JSON schemas of the YAML files, for editors.
+docstrings, one about the recipes from their plans, one about the metrics, and the JSON schemas of the YAML files, for
+editors.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlscale.config.errors import show
@@ -20,6 +22,7 @@ from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.rules.library_args import REFUSED
 from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from scripts.docs.algorithms import make_page
+from scripts.docs.metrics import make_metrics_page
 from scripts.docs.recipes import make_recipes_page
 from scripts.docs.rules import make_rules_page
 
@@ -28,7 +31,7 @@ _TABLE = ("| key | type | default | description |", "|---|---|---|---|")
 
 
 def make_pages() -> dict[str, str]:
-    """Returns the text of every file by name: pages of groups, algorithms, rules and recipes, an index, schemas."""
+    """Returns the text of every file by name: groups, algorithms, rules, recipes, metrics, an index, schemas."""
     by_group: dict[str, list[Key]] = {}
     for key in keys().values():
         if key.group:
@@ -42,6 +45,7 @@ def make_pages() -> dict[str, str]:
     pages["algorithms.md"] = f"{_GENERATED}\n\n{make_page()}"
     pages["rules.md"] = f"{_GENERATED}\n\n{make_rules_page()}"
     pages["recipes.md"] = f"{_GENERATED.replace('the dataclasses', 'conf/experiment')}\n\n{make_recipes_page()}"
+    pages["metrics.md"] = f"{_GENERATED.replace('the dataclasses', 'scripts/docs/metrics.py')}\n\n{make_metrics_page()}"
     rows = [_row(key) for key in keys().values() if not key.group]
     top_level = "\n".join(["Keys outside of groups:", "", *_TABLE, *rows])
     pages["index.md"] = f"{_GENERATED}\n\n# Configuration reference\n\n{table}\n\n{top_level}\n"
@@ -94,11 +98,11 @@ def write_pages(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Writes the pages into the folder that is the only argument."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m scripts.docs.reference <folder>")
-    write_pages(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m scripts.docs.reference", description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="e.g. docs/reference; it is created if needed")
+    write_pages(parser.parse_args(argv).folder)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,14 @@ from rlscale.config import load_config_with_notes
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.plan import find_hardware, make_plan
 from scripts.docs.recipes import HARDWARE, make_recipes_page, verdict
+from tests.recipes import AGENT_EXAMPLES
 
 
+@pytest.mark.slow
 def test_every_recipe_has_a_row_with_a_verdict_for_each_gpu() -> None:
     rows = [line.strip("| ").split(" | ") for line in make_recipes_page().splitlines() if line.startswith("| `")]
-    assert [row[0].strip("`") for row in rows] == ConfigFolders.find().groups()["experiment"]
+    larger = [f"{name} on=qwen3_4b" for name in AGENT_EXAMPLES]
+    assert [row[0].strip("`") for row in rows] == [*ConfigFolders.find().groups()["experiment"], *larger]
     assert len({len(row) for row in rows}) == 1
     assert all(cell.startswith(("fits", "does not fit: ")) for row in rows for cell in row[6 : 6 + len(HARDWARE)])
     waiting = {row[0].strip("`"): row[-1] for row in rows if row[-1] != "-"}

@@ -3,10 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rlscale.algo.advantages import ESTIMATORS
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import keys
 from rlscale.config.rules import RULES
+from scripts.docs import llms, migration_pages, reference
 from scripts.docs.algorithms import ADDITIONS, GOLDEN, read_options
 from scripts.docs.reference import make_pages, write_pages
 from scripts.docs.rules import keys_read, spell_name
@@ -17,6 +20,15 @@ FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 def test_the_pages_are_current() -> None:
     for name, text in make_pages().items():
         assert (FOLDER / name).read_text(encoding="utf-8") == text, f"run python -m scripts.docs.reference {FOLDER}"
+
+
+def test_help_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for script in (reference, llms, migration_pages):
+        with pytest.raises(SystemExit) as ended:
+            script.main(["--help"])
+        assert ended.value.code == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_page_has_a_row_per_key(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Translates every launch script of a checkout and prints a table: `python scripts/migrate_checkout.py <folder> ...`.
+
+A script without a value for a variable is translated a second time with a placeholder. Columns: inputs that start a
+run, translated, written without losses, loads, can be planned, has a key that waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlscale.errors import ConfigError
+from rlscale.migration.findings import Kind
+from rlscale.migration.migrate import load_experiment, migrate
+from rlscale.migration.migration_report import Migration
+from rlscale.plan import find_hardware, make_plan
+
+SUFFIXES = (".sh", ".py")
+NEEDED = "has no default"
+_NUMBERS = ("NUM", "SIZE", "NODES", "GPUS", "COUNT", "RANK")
+
+
+@dataclass(kw_only=True)
+class Result:
+    """Counts of one folder."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+def translate_all(folder: Path) -> Result:
+    """Translates the scripts of a folder.
+
+    Raises every error except those of an input that starts no run.
+    """
+    result = Result()
+    for path in find_inputs(folder):
+        try:
+            found = _translate(path)
+        except ConfigError:
+            continue
+        counts = result.counts
+        counts["inputs"] += 1
+        counts["arguments"] += len(found.arguments)
+        result.kinds.update(str(place.kind) for place in found.places.values())
+        counts["complete"] += not found.losses
+        counts["waits"] += any(place.kind is Kind.waits for place in found.places.values())
+        counts["loads"] += not found.problems
+        counts["plans"] += not found.problems and _plans(found)
+        result.problems.update(f"{problem.path} must {problem.rule}" for problem in found.problems)
+    return result
+
+
+def find_inputs(folder: Path) -> Iterator[Path]:
+    """Scripts and launchers, without files of models, which only have arguments of an architecture."""
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in SUFFIXES or "models" in path.parts or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix == ".sh" or "train_args" in text or "GRPOConfig(" in text:
+            yield path
+
+
+def _translate(path: Path) -> Migration:
+    found = migrate(path)
+    needed = [note.subject for note in found.notes if note.kind is Kind.variable and NEEDED in note.text]
+    if not needed:
+        return found
+    given = {
+        name: "8" if any(word in name.upper() for word in _NUMBERS) else f"/data/{name.lower()}" for name in needed
+    }
+    return migrate(path, set=given)
+
+
+def _plans(found: Migration) -> bool:
+    loaded = load_experiment(found.yaml, found.name, ["cluster.device=cuda"])
+    try:
+        make_plan(loaded.config, find_hardware("h100"))
+    except ConfigError:
+        return False  # the architecture is only in a checkpoint that is not here
+    return True
+
+
+def main(folders: Sequence[str]) -> int:
+    """Prints a row for each folder, and what keeps experiments from loading."""
+    columns = ("inputs", "arguments", "complete", "loads", "plans", "waits")
+    rows = [("folder", *columns)]
+    for folder in folders:
+        result = translate_all(Path(folder))
+        rows.append((Path(folder).name, *(str(result.counts[column]) for column in columns)))
+        kinds = ", ".join(f"{kind} {number}" for kind, number in result.kinds.most_common())
+        sys.stdout.write(f"{folder}: {kinds}\n")
+        for problem, number in result.problems.most_common(12):
+            sys.stdout.write(f"  {number} {problem}\n")
+    for row in rows:
+        sys.stdout.write("| " + " | ".join(row) + " |\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
