@@ -1,5 +1,6 @@
 """Typed configuration of a run. The only package that uses Hydra and OmegaConf; imports neither torch nor Ray."""
 
+from rlscale.config.from_hydra import config_from_hydra
 from rlscale.config.groups.algo import (
     AdvantageEstimator,
     AlgoConfig,
@@ -12,6 +13,7 @@ from rlscale.config.groups.algo import (
     RewardScale,
     TisType,
     compares_policies,
+    learns_from_differences,
     policy_loss_of,
     uses_critic,
     uses_reference,
@@ -28,7 +30,7 @@ from rlscale.config.groups.data import DataConfig, LossMaskType, OnBadRow, promp
 from rlscale.config.groups.debug import DebugConfig
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
-from rlscale.config.groups.fsdp import AttnImplementation, FsdpConfig
+from rlscale.config.groups.fsdp import FLASH_ATTENTION, AttnImplementation, FsdpConfig, shares_prefixes
 from rlscale.config.groups.logging import ConsoleMode, LoggingConfig, TensorboardConfig, WandbConfig, WandbMode
 from rlscale.config.groups.megatron import MegatronConfig
 from rlscale.config.groups.model import ModelBuild, ModelConfig
@@ -39,10 +41,12 @@ from rlscale.config.groups.rollout import EngineKind, PauseMode, RolloutConfig, 
 from rlscale.config.groups.router import RouterConfig, RouterPolicy
 from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig, ScheduleName
+from rlscale.config.groups.sandbox import SandboxConfig, SandboxKind
 from rlscale.config.groups.sglang import SglangConfig
 from rlscale.config.groups.train import (
     ComputeDtype,
     LoraConfig,
+    LoraSync,
     QkvFormat,
     TrainBackendName,
     TrainConfig,
@@ -54,6 +58,7 @@ from rlscale.config.run_config import RunConfig
 from rlscale.config.to_yaml import changed_keys, config_hash, to_dict, to_yaml
 
 __all__ = [
+    "FLASH_ATTENTION",
     "AdvantageEstimator",
     "AlgoConfig",
     "AttnImplementation",
@@ -80,6 +85,7 @@ __all__ = [
     "LoadedConfig",
     "LoggingConfig",
     "LoraConfig",
+    "LoraSync",
     "LossMaskType",
     "LossType",
     "LrDecayStyle",
@@ -105,6 +111,8 @@ __all__ = [
     "RouterPolicy",
     "RunConfig",
     "SamplingConfig",
+    "SandboxConfig",
+    "SandboxKind",
     "ScheduleName",
     "SglangConfig",
     "TensorboardConfig",
@@ -118,13 +126,16 @@ __all__ = [
     "WsdDecayStyle",
     "changed_keys",
     "compares_policies",
+    "config_from_hydra",
     "config_hash",
+    "learns_from_differences",
     "load_config",
     "load_config_with_notes",
     "mixes_caches",
     "policy_loss_of",
     "prompt_paths",
     "prompts_name",
+    "shares_prefixes",
     "to_dict",
     "to_yaml",
     "uses_critic",

@@ -6,6 +6,8 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
+from rlscale.hosts import is_loopback
+
 EXAMPLE = "10.0.0.1:30000"
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _NUMERIC = re.compile(r"[0-9.]+")
@@ -78,9 +80,7 @@ def is_plain_url(text: str) -> bool:
 
 def proxy_for(url: str, proxy: str | None) -> str | None:
     """`network.http_proxy` for a server that the run did not start; None for one on this machine."""
-    host = urlsplit(url).hostname or ""
-    is_local = ipaddress.ip_address(host).is_loopback if _is_ip(host) else host == "localhost"
-    return None if is_local else proxy
+    return None if is_loopback(urlsplit(url).hostname or "") else proxy
 
 
 def _without_url(text: str) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 from omegaconf import MISSING
 from pydantic import TypeAdapter, ValidationError
 
-from rlscale.config.errors import from_pydantic, not_a_group, unknown_key, unset_key
+from rlscale.config.errors import from_pydantic, not_a_group, unset_key
 from rlscale.config.keys import keys, nodes
-from rlscale.config.passthrough import check_passthrough, is_passthrough, passthrough_groups
+from rlscale.config.passthrough import check_passthrough, check_resolved, is_passthrough, passthrough_groups
 from rlscale.config.run_config import RunConfig
 from rlscale.config.schema import Origin, get_value, nested_values, set_value, type_problem
+from rlscale.config.unknown_keys import unknown_key
 from rlscale.errors import Problem
 
 
@@ -55,8 +56,11 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
     entries = {f"{group}.{passthrough_groups()[group]}": named for group, named in passthrough.values.items()}
     plain, unresolved = nested_values(given, entries, origin, broken)
     problems += unresolved
+    resolved = {path.partition(".")[0]: get_value(plain, path) for path in entries}
+    problems += check_resolved(passthrough.values, resolved, origin)
     missing = sorted(path for path in keys() if get_value(plain, path) == MISSING)
-    problems += [unset_key(keys()[path]) for path in missing]
+    # A key whose value has the wrong type is unset as well.
+    problems += [unset_key(keys()[path]) for path in missing if path not in broken]
     broken.update(missing)
     config, constraint_problems = _validate(plain, origin, broken)
     return CheckedFields(

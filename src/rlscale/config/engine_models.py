@@ -8,7 +8,7 @@ sglang:
     server_groups: [{worker_type: regular, num_gpus: 4}]
 
 The model whose weights are updated sets keys of the rollout engines; the one that `reward.engine.name` names sets those
-of `reward.engine`. So the rules between keys hold for the file, too.
+of `reward.engine`, and all others `sglang.frozen_models`. So the rules between keys hold for the file, too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rlscale.errors import ConfigError, Problem
 
 KEY = "sglang.config"
 NAME_KEY = "reward.engine.name"
+MODELS_KEY = "sglang.frozen_models"
 
 _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups", "engine_groups")
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
@@ -84,10 +85,14 @@ def merge_engine_file(values: dict[str, Any], is_given: Callable[[str], bool]) -
     (actor,) = actors
     total = sum(each.num_gpus for each in models)
     wanted = _actor_keys(actor)
-    reward = next((each for each in models if each is not actor), None)
+    name = _get(values, NAME_KEY)
+    reward = next((each for each in models if each.name == name), None)
     if reward is not None:
-        wanted |= _reward_keys(reward)
+        wanted |= {f"reward.engine.{key}": value for key, value in _frozen_keys(reward).items()}
         wanted.setdefault("reward.engine.hf_checkpoint", checkpoint)  # without a path: the model of the run
+    others = {each.name: _frozen_keys(each) for each in models if each not in (actor, reward)}
+    if others:
+        wanted[MODELS_KEY] = others
     for key, value in wanted.items():
         given = _get(values, key)
         # slime counts the GPUs of all models, a resolved config those of the rollout engines.
@@ -221,7 +226,7 @@ def _actor_problems(path: str, actors: Sequence[EngineModel], checkpoint: Any) -
 def _reward_problems(
     path: str, models: Sequence[EngineModel], actors: Sequence[EngineModel], values: Mapping[str, Any]
 ) -> list[Problem]:
-    """`reward.engine.name` names a frozen model, and every frozen model is named."""
+    """`reward.engine.name` names a frozen model."""
     frozen = [each.name for each in models if each not in actors]
     name = _get(values, NAME_KEY)
     if name is not None and name not in frozen:
@@ -230,11 +235,7 @@ def _reward_problems(
         fix = f"did you mean {near}?" if near else f"name one of {', '.join(frozen)}" if frozen else "remove it"
         rule = f"name a model of {path} whose weights are " + ("not updated" if is_actor else "frozen")
         return [Problem(path=NAME_KEY, rule=rule, value=show(name), fix=fix)]
-    unused = [each for each in frozen if each != name]
-    if not unused:
-        return []
-    fix = f"set {NAME_KEY}={unused[0]}, or remove the model; a trainer computes the logprobs of model.ref_load itself"
-    return [_problem(f"have only the policy and the model of {NAME_KEY}", f"{', '.join(unused)} in {path}", fix)]
+    return []
 
 
 def _actor_keys(actor: EngineModel) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _actor_keys(actor: EngineModel) -> dict[str, Any]:
     return keys | {f"sglang.{name}": value for name, value in actor.overrides.items()}
 
 
-def _reward_keys(model: EngineModel) -> dict[str, Any]:
+def _frozen_keys(model: EngineModel) -> dict[str, Any]:
     arguments = dict(model.overrides)
     keys: dict[str, Any] = {"num_gpus": model.num_gpus}
     for key, value in (
@@ -256,7 +257,7 @@ def _reward_keys(model: EngineModel) -> dict[str, Any]:
     ):
         if value is not None:
             keys[key] = value
-    return {f"reward.engine.{key}": value for key, value in keys.items()}
+    return keys
 
 
 def _unknown(path: str, place: str, entry: Mapping[Any, Any], known: Sequence[str]) -> list[Problem]:

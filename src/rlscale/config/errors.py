@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 from rapidfuzz.distance import OSA
 
-from rlscale.config.groups.base import DOTTED_PATH
+from rlscale.config.corrected_values import corrected_bool, corrected_choice, corrected_number
+from rlscale.config.groups.base import DOTTED_PATH, FOLDER_NAME
 from rlscale.config.hydra.config_folders import ConfigFolders
-from rlscale.config.keys import Key, keys, nodes
+from rlscale.config.keys import Key, keys
 from rlscale.errors import Problem
 from rlscale.errors import show as show
+
+NO_FOLDERS = "be one name, without / and \\"
+"""The rule of keys that name a folder inside another one."""
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -37,51 +43,6 @@ def nearest(word: str, candidates: Iterable[str], *, limit: int | None = None) -
     return best[1] if best[0] <= limit else None
 
 
-def nearest_key(path: str) -> str | None:
-    """The known key that `path` most likely stands for.
-
-    Handles misspelt paths (`algo.eps_clp`), keys without or with a wrong group (`eps_clip`, `optim.eps_clip`), and
-    names in the style of command-line flags (`--rollout-batch-size`, `--rollout-temperature`).
-    """
-    wanted = path.lstrip("-").replace("-", "_").lower()
-    if wanted in keys():
-        return wanted
-    inside = [path for path in keys() if "." in wanted and path.endswith(f".{wanted}")]
-    # `wandb.key` is the end of a single path, `logging.wandb.key`.
-    if len(inside) == 1:
-        return inside[0]
-    group, _, name = wanted.rpartition(".")
-    same_name = [key.path for key in keys().values() if name in (key.name, key.flag, key.path.replace(".", "_"))]
-    # The name is right and the group is wrong or missing: choose the most similar group.
-    if same_name:
-        return min(same_name, key=lambda candidate: OSA.distance(group, candidate.rpartition(".")[0]))
-    if not group:
-        by_name = nearest(name, [form for key in keys().values() for form in (key.name, key.path.replace(".", "_"))])
-        by_path = nearest(wanted, keys())
-        return by_path or next(
-            (key.path for key in keys().values() if by_name in (key.name, key.path.replace(".", "_"))), None
-        )
-    found = nearest(wanted, keys())
-    if found:
-        return found
-    by_name = nearest(name, [key.name for key in keys().values()])
-    return next((key.path for key in keys().values() if key.name == by_name), None)
-
-
-def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
-    """`path` is not a key of the configuration."""
-    if "." not in path and path not in nodes() and path in ConfigFolders.find().groups():
-        fix = f"write {path}={show(value)} on a command line, or add the entry `{show(value)}` to `defaults` in a file"
-        rule = "be selected as an option, not set as a key"
-        return Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin)
-    if isinstance(value, Mapping) and (group := nearest(path, nodes())):
-        fix = f"did you mean {group}?"
-        return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
-    found = nearest_key(path)
-    fix = f"did you mean {found}?" if found else "rlscale-train --help lists the groups"
-    return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)
-
-
 def wrong_type(key: Key, value: Any, *, origin: str) -> Problem:
     """`value` cannot be converted to the key's type."""
     rule, fix = f"be {key.type_text}", _type_fix(key, value)
@@ -99,20 +60,33 @@ def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
 
 def _type_fix(key: Key, value: Any) -> str:
     """Advice for a value of the wrong type."""
-    found = nearest(str(value), key.choices)
-    if found:
+    if found := corrected_choice(key.path, str(value)) or nearest(str(value), key.choices):
         return f"did you mean {found}?"
     if value == "" and key.optional:
         return f"write {key.path}=null for none"
     if key.is_mapping:
         return f"write {key.path}.<name>=<value>"
-    if key.type is int and isinstance(value, float) and value.is_integer():
-        return f"write {key.path}={int(value)}"
+    if (corrected := corrected_text(key, show(value))) is not None:
+        return f"write {key.path}={corrected}"
+    if key.path == "rollout.stop" and isinstance(value, list):
+        texts, ids = json.dumps([str(each) for each in value]), json.dumps(value)
+        return f"write '{key.path}={texts}' for texts, or 'rollout.stop_token_ids={ids}' for tokens"
     # A single entry of the right type is most likely meant as a list of one.
     is_entry = isinstance(value, str) == (get_args(key.type) == (str,)) and value != ""
     if get_origin(key.type) is list and isinstance(value, str | int | float) and is_entry:
         return f"write {key.path}=[{value}]"
     return default_fix(key)
+
+
+def corrected_text(key: Key, text: str) -> str | None:
+    """The value that a text of the wrong form most likely stands for, e.g. `0.001` for `0,001`; None without one."""
+    if key.type is bool:
+        return corrected_bool(text)
+    if key.type not in (int, float):
+        return None
+    if key.optional and text.lower() in ("none", "nil", "auto", "off", "default", '""'):
+        return "null"
+    return corrected_number(text, whole=key.type is int)
 
 
 def default_fix(key: Key) -> str:
@@ -132,6 +106,9 @@ def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
     fix = default_fix(key)
     if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:
         fix = f"write e.g. {key.path}=my_module:my_function"
+    elif describe_rule(error) == NO_FOLDERS:
+        name = re.sub(r"[\W_]*[/\\]+[\W_]*", "-", str(error["input"])).strip("-.")
+        fix = f"write e.g. {key.path}={name or 'mine'}"
     return Problem(path=path, rule=describe_rule(error), value=value, fix=fix, origin=origin)
 
 
@@ -153,6 +130,8 @@ def describe_rule(error: ErrorDetails) -> str:
             return f"have at least {context['min_length']} entry"
         case "string_pattern_mismatch" if context["pattern"] == DOTTED_PATH:
             return "be written as package.module:name"
+        case "string_pattern_mismatch" if context["pattern"] == FOLDER_NAME:
+            return NO_FOLDERS
         case "string_pattern_mismatch":
             return f"match the pattern {context['pattern']}"
         case "finite_number":

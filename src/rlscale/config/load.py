@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
+from rlscale.config.advice import Advisor
 from rlscale.config.check_fields import CheckedFields, check_fields
 from rlscale.config.engine_models import merge_engine_file
 from rlscale.config.errors import ALL_KEYS, DEFAULT, DERIVED, show
@@ -87,6 +88,19 @@ def load_parsed(
 ) -> LoadedConfig:
     """Composes, checks and resolves a parsed command line. The arguments are those of `load_config_with_notes`."""
     composed = compose(line.overrides, command_line_keys=line.keys, folders=folders)
+    return load_composed(composed, line, overrides, to_run=to_run, check=check)
+
+
+def load_composed(
+    composed: Composed,
+    line: CommandLine,
+    overrides: Sequence[str],
+    *,
+    to_run: bool = True,
+    check: CheckConfig = check_nothing,
+) -> LoadedConfig:
+    """Checks and resolves composed values. The arguments are those of `load_config_with_notes`."""
+    folders = composed.folders
     problems = line.problems + composed.problems
     problems += [with_origin(problem, composed) for problem in merge_custom_file(composed.values, line.overrides)]
     problems += [with_origin(problem, composed) for problem in merge_engine_file(composed.values, composed.is_given)]
@@ -101,7 +115,7 @@ def load_parsed(
     found += check_given_rope_type(checked.config, checked.keys - broken)
     problems += [with_origin(problem, composed) for problem in found]
     if problems and (check is check_nothing or ALL_KEYS in broken):
-        raise ConfigError(problems)
+        raise ConfigError(_advised(problems, composed, given=None if ALL_KEYS in broken else checked.config))
     # The record of the command line is part of the config, so that it is saved with the run.
     given = checked.config
     given.run.experiment = line.experiment
@@ -114,14 +128,24 @@ def load_parsed(
     known = {problem.path for problem in problems}
     problems += [with_origin(problem, composed) for problem in check(config, broken) if problem.path not in known]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(_advised(problems, composed, given=given))
     return LoadedConfig(
         config=config,
         derived=tuple(derived),
-        warnings=tuple(find_warnings(given, _changed_keys(checked) | checked.passthrough)),
+        warnings=(*line.warnings, *find_warnings(given, _changed_keys(checked, composed) | checked.passthrough)),
         overrides=tuple(overrides),
         composed=composed,
     )
+
+
+def _advised(problems: Sequence[Problem], composed: Composed, *, given: RunConfig | None) -> list[Problem]:
+    """Problems with complete advice.
+
+    Args:
+        given: the config with the default of every wrong key. None: too little of it is known to derive anything.
+    """
+    advisor = Advisor(composed=composed, derived=[] if given is None else resolve(given)[1])
+    return [advisor.complete(problem) for problem in problems]
 
 
 def _is_consequence(problem: Problem, broken: set[str]) -> bool:
@@ -147,11 +171,13 @@ def with_origin(problem: Problem, composed: Composed) -> Problem:
     return replace(problem, origin="; ".join([own, *further]))
 
 
-def _changed_keys(checked: CheckedFields) -> set[str]:
+def _changed_keys(checked: CheckedFields, composed: Composed) -> set[str]:
     """Keys that were set to another value than their default."""
     changed = set()
+    # A reward of the user replaces that of the experiment, which is the purpose and no news.
+    replaced = set() if composed.is_given("reward.type") else {"reward.type"}
     for path in checked.keys:
         value = attrgetter(path)(checked.config)
         if value != keys()[path].default:
             changed.add(path)
-    return changed
+    return changed - replaced

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from rlscale.config.groups.agent import AgentConfig
 from rlscale.config.groups.algo import AlgoConfig
 from rlscale.config.groups.base import ConfigGroup
 from rlscale.config.groups.batch import BatchConfig
@@ -18,6 +19,7 @@ from rlscale.config.groups.debug import DebugConfig
 from rlscale.config.groups.eval import EvalConfig
 from rlscale.config.groups.fault_tolerance import FaultToleranceConfig
 from rlscale.config.groups.fsdp import FsdpConfig
+from rlscale.config.groups.gateway import GatewayConfig
 from rlscale.config.groups.logging import LoggingConfig
 from rlscale.config.groups.megatron import MegatronConfig
 from rlscale.config.groups.model import ModelConfig
@@ -28,6 +30,7 @@ from rlscale.config.groups.rollout import RolloutConfig
 from rlscale.config.groups.router import RouterConfig
 from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig
+from rlscale.config.groups.sandbox import SandboxConfig
 from rlscale.config.groups.sglang import SglangConfig
 from rlscale.config.groups.train import TrainConfig
 
@@ -47,8 +50,10 @@ class RunConfig(ConfigGroup):
     batch: BatchConfig
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
@@ -65,6 +70,7 @@ class RunConfig(ConfigGroup):
     ci: CiConfig = field(default_factory=CiConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     custom: dict[str, Any] = field(default_factory=dict)
     """Values for your own plug-ins, e.g. `custom.max_turns=5`. rlscale does not read them."""
 

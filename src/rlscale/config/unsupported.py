@@ -44,9 +44,11 @@ class SupportedValues:
     fix: str
 
 
-UNSUPPORTED: tuple[UnsupportedFeature, ...] = (
-    UnsupportedFeature(name="prompts with media", keys=("data.multimodal_keys",)),
-)
+UNSUPPORTED: tuple[UnsupportedFeature, ...] = ()
+
+
+WAITING_OPTIONS: Mapping[str, str] = MappingProxyType({"experiment=glm45_355b_a32b": "glm4_moe with Megatron-core"})
+"""`group=option` -> the feature that it waits for."""
 
 
 UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -111,18 +113,14 @@ class BackendGap:
     fix: str = "choose train=fsdp, or remove it"
 
 
-def _not_null(path: str) -> BackendGap:
-    return BackendGap(path=path, rule="be null", is_requested=lambda config: attrgetter(path)(config) is not None)
-
-
 # Gaps are rules with a condition, while UNSUPPORTED applies to every run.
 MEGATRON_GAPS: tuple[BackendGap, ...] = (
-    BackendGap(path="optim.name", rule="be adam", is_requested=lambda config: config.optim.name != OptimizerName.adam),
-    _not_null("optim.matrix_lr"),
-    _not_null("optim.embedding_lr"),
-    _not_null("optim.unembedding_lr"),
-    _not_null("train.only_train_params"),
-    _not_null("train.freeze_params"),
+    BackendGap(
+        path="optim.name",
+        rule="be adam or muon",
+        is_requested=lambda config: config.optim.name == OptimizerName.deepspeed_cpu_adam,
+        fix="set megatron.optimizer_cpu_offload=true instead, or choose train=fsdp",
+    ),
 )
 """Features that need `train.backend=fsdp`. Adapters and the true-on-policy mode have their own rules."""
 

@@ -21,7 +21,14 @@ from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.groups.train import TrainBackendName
-from rlscale.config.rules import builtin_rewards, has_reward_engines, only_evaluates, uses_engines, uses_router
+from rlscale.config.rules import (
+    builtin_rewards,
+    frozen_models,
+    has_reward_engines,
+    only_evaluates,
+    uses_engines,
+    uses_router,
+)
 from rlscale.config.run_config import RunConfig
 from rlscale.config.slime_modules import VARIABLE, install_slime_modules
 from rlscale.errors import ConfigError, Problem
@@ -99,6 +106,13 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 arguments=("trajectory", "session"),
                 is_called=uses_engines,
                 document_arguments=("args", "sample", "sampling_params"),
+            ),
+            Hook(key="agent.function_path", arguments=("task", "session"), is_called=uses_engines),
+            Hook(
+                key="agent.environment_path",
+                arguments=(),
+                is_called=uses_engines,
+                creates="an environment",
             ),
             Hook(
                 key="rollout.function_path",
@@ -244,6 +258,8 @@ def _judge_problems(config: RunConfig) -> list[Problem]:
     paths = {key: path for hook in hooks for key, path in hook_paths(hook, config).items()}
     key = "reward.engine.num_gpus"
     if not has_reward_engines(config):
+        if frozen_models(config):
+            return []  # it asks those
         fix = f"set {key}, e.g. to 1, or remove the parameter"
         rule = f"have no parameter {JUDGE} without {key}"
         needy = {name: path for name, path in paths.items() if has_judge_parameter(load_hook(name, path))}
@@ -297,7 +313,7 @@ def load_hook(key: str, path: str) -> Callable[..., Any]:
 
     Raises: ConfigError, naming the key: it cannot be imported, or cannot be called with the arguments of the key.
     """
-    found = _import_path(path, key=key)
+    found = import_path(path, key=key)
     check_hook(key, found, path=path)
     return found  # type: ignore[no-any-return]
 
@@ -385,10 +401,18 @@ def _signature(found: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _import_path(path: str, *, key: str) -> Any:
+def as_dotted(path: str) -> str:
+    """`folder.file:name` for `folder/file.py:name`, a file below the working folder; any other path unchanged."""
+    file, colon, name = path.partition(":")
+    is_file = colon and file.endswith(".py")
+    return f"{file.removesuffix('.py').replace('/', '.')}:{name}" if is_file else path
+
+
+def import_path(path: str, *, key: str) -> Any:
+    """Imports the object `path` for a key. Raises ConfigError, naming the key, if that fails."""
     if os.environ.get(VARIABLE):
         install_slime_modules()  # in a child process of one that did
-    module_name, _, name = path.replace(":", ".").rpartition(".")
+    module_name, _, name = as_dotted(path).replace(":", ".").rpartition(".")
     if os.getcwd() not in sys.path:
         # At the end, so that it hides no installed module.
         sys.path.append(os.getcwd())

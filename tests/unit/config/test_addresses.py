@@ -3,6 +3,7 @@
 import pytest
 
 from rlscale.config.addresses import advise_address, advise_url, is_address, is_url, public_url
+from rlscale.hosts import is_loopback
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,18 @@ def test_these_are_urls(url: str) -> None:
 def test_these_are_no_urls(url: str, advice: str) -> None:
     assert not is_url(url) and advise_url(url, example="http://h/x") == advice
     assert "secret" not in public_url(url)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.5.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("node1", False),
+    ],
+)
+def test_a_loopback_address_is_reached_from_this_machine_only(host: str, is_local: bool) -> None:
+    assert is_loopback(host) == is_local

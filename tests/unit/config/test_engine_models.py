@@ -1,5 +1,6 @@
 """The file of `sglang.config`: the keys that it sets, conflicts with them, and files that cannot be used."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from rlscale.config import RunConfig, load_config
 from rlscale.config.load import load_config_with_notes
 from rlscale.errors import ConfigError
+from rlscale.plan.placement import build_layout, place_actors
 
 SGLANG = ("rollout=sglang", "reward.type=judge")
 ACTOR = {
@@ -52,6 +54,19 @@ def test_the_models_set_the_keys_of_both_engine_groups(tmp_path: Path) -> None:
     assert engine.max_context_len == 4096 and engine.server_args == {"mem_fraction_static": 0.9}
 
 
+def test_further_models_are_frozen_and_keep_their_gpus(tmp_path: Path) -> None:
+    reference = {"name": "ref", "update_weights": False, "server_groups": [{"worker_type": "regular", "num_gpus": 2}]}
+    config = load(tmp_path, ACTOR, reference, REWARD, keys=("reward.engine.name=judge",))
+    assert config.reward.engine.num_gpus == 3 and config.sglang.frozen_models == {"ref": {"num_gpus": 2}}
+    layout = build_layout(config)
+    assert [(each.name, each.num_engines, each.gpus_per_engine) for each in layout.frozen] == [("ref", 2, 1)]
+    before = len(replace(layout, frozen=()).bundle_sizes)
+    assert layout.bundle_sizes[before:] == (1, 1)
+    assert [layout.frozen_layout(0).process_bundles(engine) for engine in (0, 1)] == [((before,),), ((before + 1,),)]
+    places = place_actors(layout, gpus_per_node=8)
+    assert [actor for place in places for actor in place.actors][-2:] == ["ref engine 0", "ref engine 1"]
+
+
 def test_without_a_file_nothing_changes() -> None:
     assert load_config(["rollout=sglang"]).sglang.config is None
 
@@ -88,7 +103,6 @@ def test_a_reward_model_without_a_path_is_the_model_of_the_run(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("models", "keys", "message"),
     [
-        ([ACTOR, REWARD], [], "sglang.config must have only the policy and the model of reward.engine.name, got judge"),
         ([ACTOR, REWARD], ["reward.engine.name=jugde"], "whose weights are frozen, got jugde; did you mean judge?"),
         ([ACTOR], ["reward.engine.name=actor"], "whose weights are not updated, got actor"),
         ([REWARD], ["reward.engine.name=judge"], "must have one model whose weights are updated, got none"),

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlscale.cli.app import usage
 from rlscale.config import load_config, load_config_with_notes
 from rlscale.config.hydra.compose import compose
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import is_passthrough
+from rlscale.config.unsupported import WAITING_OPTIONS
+from rlscale.plan import find_hardware, make_plan
+from tests.recipes import AGENT_EXAMPLES
 from tests.unit.config.config_errors import config_errors
 from tests.unit.config.options import (
     EXPERIMENTS,
@@ -94,6 +98,7 @@ def test_files_set_known_keys_only_and_have_a_comment(path: Path) -> None:
     assert isinstance(yaml.safe_load(text), dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
     overrides = [f"experiment={experiment}", "on=cpu"]
@@ -112,6 +117,7 @@ def test_on_cpu_makes_any_experiment_small(experiment: str) -> None:
     assert config.rollout.max_response_len == config.eval.max_response_len == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_on_one_node_fits_one_node(experiment: str) -> None:
     if config_errors(f"experiment={experiment}"):
@@ -119,6 +125,19 @@ def test_on_one_node_fits_one_node(experiment: str) -> None:
     config = load_config([f"experiment={experiment}", "on=one_node"])
     assert (config.cluster.actor_num_nodes, config.cluster.actor_num_gpus_per_node) == (1, 8)
     assert config.cluster.num_gpus_per_node == 8 and config.cluster.device == "cuda"
+
+
+@pytest.mark.parametrize("experiment", AGENT_EXAMPLES)
+def test_an_example_of_an_agent_becomes_a_recipe_for_qwen3_4b(experiment: str) -> None:
+    small = load_config([f"experiment={experiment}"])
+    loaded = load_config_with_notes([f"experiment={experiment}", "on=qwen3_4b"])
+    assert loaded.warnings == ()
+    config, other = loaded.config, load_config(["experiment=qwen3_4b_grpo"])
+    assert (config.agent, config.reward, config.sandbox) == (small.agent, small.reward, small.sandbox)
+    assert config.data.prompt_data == small.data.prompt_data and config.eval.prompt_data == small.eval.prompt_data
+    # Without a KL term there is no reference.
+    assert config.model == replace(other.model, ref_load=None) and config.cluster == other.cluster
+    assert not make_plan(config, find_hardware("h100")).over_budget
 
 
 def test_on_a_ray_cluster() -> None:
@@ -133,6 +152,31 @@ def test_on_a_ray_cluster() -> None:
 def test_an_overlay_may_precede_the_experiment() -> None:
     overrides = ["on=cpu", "experiment=qwen3_4b_grpo"]
     assert load_config(overrides).run.name == load_config(overrides[::-1]).run.name
+
+
+BASES = ("experiment=quickstart", "experiment=qwen3_4b_grpo", "experiment=sft", "experiment=qwen3_4b_ppo")
+URL = "sandbox.url=http://127.0.0.1:8080"
+FURTHER = {
+    "data=shapes": ["model=tiny_qwen3_vl"],
+    "model=hf": ["model.hf_checkpoint=/m"],
+    "model=tiny_deepseek_v3": ["rollout=sglang"],
+    "sandbox=fusion": [URL],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [f"{group}={name}" for group, names in GROUPS.items() for name in names])
+def test_an_option_can_be_used_or_the_help_says_what_it_waits_for(option: str) -> None:
+    bases = [[option]] if option.startswith("experiment=") else [[base, option] for base in BASES]
+    loads = any(config_errors(*base, *FURTHER.get(option, ())) == [] for base in bases)
+    assert loads == (option not in WAITING_OPTIONS)
+
+
+def test_the_help_lists_what_waits() -> None:
+    text = " ".join(usage(GROUPS).split())
+    assert WAITING_OPTIONS
+    for option, feature in WAITING_OPTIONS.items():
+        assert f"{option.partition('=')[2]} (waits for {feature})" in text
 
 
 def test_options_that_need_more_keys_name_them() -> None:

@@ -11,8 +11,9 @@ from tests.unit.config.config_errors import config_errors, only_error
 
 CASES = [
     (
-        "optim.name=muon train=megatron",
-        "optim.name must be adam with train.backend=megatron (not supported yet), got muon; choose train=fsdp",
+        "optim.name=deepspeed_cpu_adam train=megatron",
+        "optim.name must be adam or muon with train.backend=megatron (not supported yet), got deepspeed_cpu_adam; set "
+        "megatron.optimizer_cpu_offload=true instead, or choose train=fsdp",
     ),
 ]
 
@@ -50,14 +51,7 @@ def test_every_entry_has_values_of_its_key() -> None:
         assert all(value is None or isinstance(value, kind) for value in built.values), path
 
 
-WITH_MEGATRON = {
-    "optim.name": "optim.name=muon",
-    "optim.matrix_lr": "optim.matrix_lr=0.1",
-    "optim.embedding_lr": "optim.embedding_lr=0.1",
-    "optim.unembedding_lr": "optim.unembedding_lr=0.1",
-    "train.only_train_params": "train.only_train_params=[norm]",
-    "train.freeze_params": "train.freeze_params=[norm]",
-}
+WITH_MEGATRON = {"optim.name": "optim.name=deepspeed_cpu_adam"}
 
 
 @pytest.mark.parametrize("lack", MEGATRON_GAPS, ids=lambda lack: str(lack.path))

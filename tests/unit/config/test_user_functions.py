@@ -90,6 +90,15 @@ def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any]
     assert problems_of(key, f"code_for_test{separator}{name}", **others) == []
 
 
+def test_a_file_below_the_working_folder_is_a_module(tmp_path: Path) -> None:
+    assert problems_of("reward.custom_path", "code_for_test.py:score") == []
+    (tmp_path / "rewards_for_test").mkdir()
+    (tmp_path / "rewards_for_test" / "mine.py").write_text(MODULE, encoding="utf-8")
+    assert problems_of("reward.custom_path", "rewards_for_test/mine.py:score") == []
+    (missing,) = problems_of("reward.custom_path", "no_such_file.py:score")
+    assert "must be importable, got no_such_file.py:score" in missing
+
+
 @pytest.mark.parametrize(
     ("key", "path", "others", "message"),
     [
@@ -212,7 +221,10 @@ def test_every_key_with_a_dotted_path_has_a_hook_or_is_unsupported() -> None:
         or any(getattr(inner, "pattern", None) == DOTTED_PATH for inner in key.constraints)
         or (get_origin(key.type) is list and get_args(key.type) == (str,) and key.name.endswith("_paths"))
     }
-    assert {path for path in keys() if path.endswith(("_path", "_paths"))} - dotted == {"custom_config_path"}
+    assert {path for path in keys() if path.endswith(("_path", "_paths"))} - dotted == {
+        "custom_config_path",
+        "rollout.script_path",  # a function or a file
+    }
     assert dotted - supported_values().keys() <= HOOKS.keys() - {"reward.functions"} <= dotted
 
 

@@ -34,6 +34,9 @@ GROUP_CENTRED = frozenset(
 )
 """Estimators that subtract the mean reward of the group with `algo.rewards_normalization`."""
 
+ALWAYS_CENTRED = frozenset({AdvantageEstimator.rloo, AdvantageEstimator.gdpo})
+"""Estimators that compare rewards within a group, whatever `algo.rewards_normalization` is."""
+
 WITHOUT_KL = frozenset(
     {
         AdvantageEstimator.grpo,
@@ -97,6 +100,21 @@ class TisType(StrEnum):
     tis = "tis"
     icepop = "icepop"
     mis = "mis"
+
+
+class OpdKl(StrEnum):
+    """Divergences from the teacher of on-policy distillation."""
+
+    sampled = "sampled"
+    top_k = "top_k"
+    full = "full"
+
+
+class OpdDirection(StrEnum):
+    """Directions of the divergence from the teacher."""
+
+    reverse = "reverse"
+    forward = "forward"
 
 
 class MisLevel(StrEnum):
@@ -281,6 +299,23 @@ class AlgoConfig(ConfigGroup):
     advantage of each token. 0: off.
     """
 
+    opd_kl: OpdKl = OpdKl.sampled
+    """Divergence from the teacher. `sampled`: the estimate from the sampled token, in the advantages. `top_k`:
+    `algo.opd_kl_coef` * KL over the `algo.opd_top_k` most likely tokens of the teacher and one outcome for all others,
+    added to the loss. `full`: the same over the whole vocabulary. The latter two need a teacher behind a URL, and the
+    logits of each micro-batch in memory. Metric `train/teacher_kl`.
+    """
+
+    opd_top_k: Annotated[int, Field(gt=0)] = 64
+    """Most likely tokens of the teacher whose logprobs a sample gets, at each of its tokens (`distillation_loss.topk`
+    of verl). No effect without `algo.opd_kl=top_k`.
+    """
+
+    opd_direction: OpdDirection = OpdDirection.reverse
+    """`reverse`: KL(policy || teacher). `forward`: KL(teacher || policy) (`forward_kl_topk` of verl). No effect with
+    `algo.opd_kl=sampled`.
+    """
+
     # Long responses.
     overlong_buffer_len: Annotated[int | None, Field(gt=0)] = None
     """Soft penalty for long responses: over this number of tokens before `rollout.max_response_len`, the reward
@@ -391,9 +426,26 @@ def compares_policies(algo: AlgoConfig) -> bool:
     return algo.loss_type == LossType.policy_loss or is_custom
 
 
+def centres_rewards(algo: AlgoConfig) -> bool:
+    """Whether `algo.advantage_estimator` compares rewards within a group."""
+    is_optional = algo.advantage_estimator in GROUP_CENTRED
+    return algo.advantage_estimator in ALWAYS_CENTRED or (is_optional and algo.rewards_normalization)
+
+
+def learns_from_differences(algo: AlgoConfig) -> bool:
+    """Whether a group whose rewards are all equal has advantages of 0. gdpo compares several rewards separately."""
+    is_built_in = compares_policies(algo) and algo.custom_advantage_function_path is None
+    return is_built_in and centres_rewards(algo) and algo.advantage_estimator != AdvantageEstimator.gdpo
+
+
 def uses_teacher(algo: AlgoConfig) -> bool:
-    """Whether a teacher model is loaded, for on-policy distillation."""
+    """Whether there is a teacher, for on-policy distillation: a model of the trainer or a server."""
     return compares_policies(algo) and algo.opd_kl_coef > 0
+
+
+def has_teacher_loss(algo: AlgoConfig) -> bool:
+    """Whether the loss has the divergence from the teacher, which reads the logits of the policy."""
+    return uses_teacher(algo) and algo.opd_kl != OpdKl.sampled
 
 
 def uses_critic(algo: AlgoConfig) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.errors import show
 from rlscale.errors import Problem
@@ -29,6 +31,11 @@ def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[
     path = values.get("custom_config_path")
     if not isinstance(path, str) or not path:
         return []  # absent, or reported as a wrong type
+    try:
+        # The file is needed before all interpolations are resolved; one of the environment can be resolved alone.
+        path = str(OmegaConf.create({"path": path})["path"])
+    except OmegaConfBaseException:
+        return []  # reported with the other interpolations
     try:
         content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -76,12 +76,18 @@ class DataConfig(ConfigGroup):
     """
 
     source_key: Annotated[str, Field(min_length=1)] = "data_source"
-    """Field of a row with the name of its data set. Used by `data.reward_by_source`."""
+    """Field of a row with the name of its data set. Used by `data.reward_by_source` and `data.teacher_by_source`."""
 
     reward_by_source: dict[str, str] = field(default_factory=dict)
     """Built-in reward of the rows of a data set, by its name in `data.source_key`; the name may be a pattern, e.g.
     `{"openai/gsm8k": math, "aime*": dapo}`. `rm_type` in the metadata of a row takes precedence; other rows have
     `reward.type`.
+    """
+
+    teacher_by_source: dict[str, str] = field(default_factory=dict)
+    """Servers of several teachers of `algo.opd_kl_coef`: the URL for the rows of a data set, by its name in
+    `data.source_key`; the name may be a pattern, e.g. `{"openai/gsm8k": "http://10.0.0.1:30000"}`. Other rows have
+    `model.teacher_url`, which explains the servers.
     """
 
     # Length of the run.
@@ -112,8 +118,9 @@ class DataConfig(ConfigGroup):
     """
 
     multimodal_keys: dict[str, Any] | None = None
-    """Fields of a row with media by kind, e.g. `{image: images}`; `<image>` marks their places in the prompt. None:
-    text only.
+    """Fields of a row with media by kind: `{image: images}`. The field has an image or a list: paths relative to the
+    file, data URLs, base64 or bytes; `<image>` marks their places in the prompt. Their tokens count in every limit of
+    length. Needs a model that reads images, `train=fsdp` and `data.apply_chat_template`. None: text only.
     """
 
     tool_key: Annotated[str | None, Field(min_length=1)] = None

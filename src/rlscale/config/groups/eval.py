@@ -26,6 +26,18 @@ class EvalConfig(ConfigGroup):
     skip_eval_before_train: bool = False
     """Skip the evaluation before the first rollout."""
 
+    # Evaluations that run while the trainer works.
+    max_weight_versions: Annotated[int | None, Field(gt=0)] = None
+    """Maximum number of weight versions that generate one evaluation. 1: the next update of the engines, and a
+    checkpoint, wait for a running evaluation, so that it measures one version. None: neither ever waits, and
+    `eval/<set>/version_min` and `version_max` have the span. Only with `rollout.max_staleness` above 0.
+    """
+
+    max_concurrency: Annotated[int | None, Field(gt=0)] = None
+    """Maximum number of samples that an evaluation requests at once while the trainer works, so that requests of
+    rollouts do not queue behind it. None: as many as a rollout has. Only with `rollout.max_staleness` above 0.
+    """
+
     input_key: Annotated[str | None, Field(min_length=1)] = None
     """Field of a row with the prompt. None: `data.input_key`."""
 

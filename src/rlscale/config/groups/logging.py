@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
+from rlscale.config.groups.base import FOLDER_NAME, ConfigGroup
 
 
 class ConsoleMode(StrEnum):
@@ -79,10 +79,10 @@ class TensorboardConfig(ConfigGroup):
     else `tensorboard` in the run folder.
     """
 
-    project_name: Annotated[str | None, Field(min_length=1)] = None
+    project_name: Annotated[str | None, Field(min_length=1, pattern=FOLDER_NAME)] = None
     """Folder level between `dir` and the experiment. None: no such level."""
 
-    experiment_name: Annotated[str | None, Field(min_length=1)] = None
+    experiment_name: Annotated[str | None, Field(min_length=1, pattern=FOLDER_NAME)] = None
     """Folder of the event files of this run. None: the name of the run folder; no such level if the event files are in
     the run folder.
     """

@@ -53,7 +53,9 @@ class MegatronConfig(ConfigGroup):
     """
 
     use_distributed_optimizer: bool = True
-    """Shard master weights and optimiser state over the data-parallel ranks (ZeRO-1)."""
+    """Shard master weights and optimiser state over the data-parallel ranks (ZeRO-1). No effect with `optim.name=muon`,
+    which needs whole matrices.
+    """
 
     async_save: bool = False
     """Continue training while a checkpoint is written from a copy in host memory. The checkpoint counts as saved once

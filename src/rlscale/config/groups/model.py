@@ -13,7 +13,10 @@ class ModelBuild(StrEnum):
     """Small models that are built with random weights."""
 
     tiny_qwen3 = "tiny_qwen3"
+    tiny_qwen3_agent = "tiny_qwen3_agent"
     tiny_qwen3_moe = "tiny_qwen3_moe"
+    tiny_qwen2_5_vl = "tiny_qwen2_5_vl"
+    tiny_qwen3_vl = "tiny_qwen3_vl"
     tiny_deepseek_v3 = "tiny_deepseek_v3"
 
 
@@ -212,7 +215,15 @@ class ModelConfig(ConfigGroup):
 
     teacher_load: Annotated[str | None, Field(min_length=1)] = None
     """Teacher of `algo.opd_kl_coef`, which must have the same vocabulary as the policy: a Hugging Face folder or hub
-    id, or a checkpoint folder of a policy of the same architecture (its newest checkpoint is used). None: no teacher.
+    id, or a checkpoint folder of a policy of the same architecture (its newest checkpoint is used). None: no teacher
+    in the trainer.
+    """
+
+    teacher_url: Annotated[str | None, Field(min_length=1)] = None
+    """Server with the teacher of `algo.opd_kl_coef`, `http://<host>:<port>`: `rlscale-serve`, or SGLang. It returns the
+    logprobs of the tokens of each sample (`--opd-type sglang` of slime). Its tokenizer must be that of the policy. A
+    key of the server is in the variable RLSCALE_TEACHER_API_KEY. None: `model.teacher_load` is the teacher, or
+    `data.teacher_by_source` names several.
     """
 
     # Megatron-core.

@@ -56,8 +56,10 @@ class OptimConfig(ConfigGroup):
     lr_decay_style: LrDecayStyle = LrDecayStyle.constant
     """Schedule of the learning rate after the warm-up."""
 
-    warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.03
-    """Fraction of all optimiser steps with linear warm-up from 0. No effect with `optim.lr_warmup_iters`."""
+    warmup_ratio: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Fraction of all optimiser steps with linear warm-up from 0. None: 0 with `optim.lr_warmup_iters`, else 0.03 with
+    `train.backend=fsdp` and 0 with `train.backend=megatron`.
+    """
 
     lr_warmup_iters: Annotated[int, Field(ge=0)] = 0
     """Optimiser steps of the linear warm-up. 0: computed from `optim.warmup_ratio`."""

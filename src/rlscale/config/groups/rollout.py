@@ -19,6 +19,7 @@ class EngineKind(StrEnum):
     sglang = "sglang"
     embedded = "embedded"
     external = "external"
+    scripted = "scripted"
 
 
 class UpdateMode(StrEnum):
@@ -43,6 +44,8 @@ class RolloutConfig(ConfigGroup):
     engine: EngineKind = EngineKind.sglang
     """Inference engine. `embedded` runs the Hugging Face model in torch and needs no extra package. `sglang` starts
     SGLang servers. `external` uses the servers of `rollout.external_engine_addrs`.
+    `scripted` answers from `rollout.script_path`, without a model: for trying agents, tools and environments. It needs
+    `debug.rollout_only`.
     """
 
     # Sampling parameters.
@@ -153,6 +156,12 @@ class RolloutConfig(ConfigGroup):
     external_engine_addrs: Annotated[list[str] | None, Field(min_length=1)] = None
     """Addresses of running servers, each `host:port`. The run does not start, restart or stop them. None: only allowed
     without `rollout.engine=external`. No effect with other engines.
+    """
+
+    script_path: Annotated[str | None, Field(min_length=1)] = None
+    """Answers of `rollout.engine=scripted`: a function `package.module:name(text, request)` that returns a text, or a
+    `.jsonl` file with rows such as `{"prompt": "12+30=", "answers": ["42"]}`. None: only allowed with other engines,
+    where it has no effect.
     """
 
 

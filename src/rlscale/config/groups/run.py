@@ -5,16 +5,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlscale.config.groups.base import ConfigGroup
+from rlscale.config.groups.base import FOLDER_NAME, ConfigGroup
 
 
 @dataclass(kw_only=True)
 class IdentityConfig(ConfigGroup):
     """Name and folder of the run."""
 
-    name: Annotated[str | None, Field(min_length=1)] = None
-    """Name of the run. None: the name of the experiment plus eight hex digits of a hash of the resolved config (without
-    `run`, `logging` and `debug`), so equal settings get equal names.
+    name: Annotated[str | None, Field(min_length=1, pattern=FOLDER_NAME)] = None
+    """Name of the run and of its folder. None: the name of the experiment plus eight hex digits of a hash of the
+    resolved config (without `run`, `logging` and `debug`), so equal settings get equal names.
     """
 
     dir: Annotated[str | None, Field(min_length=1)] = None

@@ -25,8 +25,12 @@ class SglangConfig(ConfigGroup):
     config: Annotated[str | None, Field(min_length=1)] = None
     """YAML file with several models, in slime's form: name, model, GPUs and server arguments of each. The model whose
     weights are updated is the policy: it sets `cluster.rollout_num_gpus`, `cluster.rollout_num_gpus_per_engine` and
-    `sglang.<argument>`. `reward.engine.name` names another one. None: these keys alone.
+    `sglang.<argument>`. `reward.engine.name` names another one. Each further one has its own engines, which keep their
+    weights, and user code asks it by its name: `judge.model(name)`, `session.model(name)`. None: these keys alone.
     """
+
+    frozen_models: dict[str, Any] = field(default_factory=dict)
+    """The further models of `sglang.config` by name, each with keys of `reward.engine`. Set by the file."""
 
     server_concurrency: Annotated[int, Field(gt=0)] = 512
     """Maximum number of samples in flight per engine; further requests wait in order in the client. A request counts as

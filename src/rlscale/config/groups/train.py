@@ -39,12 +39,19 @@ class QkvFormat(StrEnum):
     bshd = "bshd"
 
 
+class LoraSync(StrEnum):
+    """Contents of a weight sync of a policy with adapters."""
+
+    merged = "merged"
+    adapter = "adapter"
+
+
 @dataclass(kw_only=True)
 class LoraConfig(ConfigGroup):
     """Low-rank adapters (LoRA, arXiv:2106.09685) from peft, which are trained instead of the weights.
 
-    A weight W is used as W + alpha / rank * B A. Engines and exports get the sum; the adapters are also saved in peft
-    format in the subfolder `adapter` of an export. They have no dropout, which would make old and new logprobs differ.
+    A weight W is used as W + alpha / rank * B A. Exports contain the sum; the adapters are also saved in peft format
+    in the subfolder `adapter` of an export. They have no dropout, which would make old and new logprobs differ.
     """
 
     rank: Annotated[int, Field(ge=0)] = 0
@@ -60,6 +67,12 @@ class LoraConfig(ConfigGroup):
 
     load: Annotated[str | None, Field(min_length=1)] = None
     """Folder in peft format with the initial adapters. None: new adapters. No effect with rank 0."""
+
+    sync: LoraSync = LoraSync.merged
+    """Contents of a weight sync. `merged`: all weights, with the adapters added to them. `adapter`: the base once, then
+    only the adapters, as versions of which an engine holds several: a request keeps the version that it begins with,
+    and no engine is paused. Only with `rollout.engine=embedded`. No effect with rank 0.
+    """
 
 
 @dataclass(kw_only=True)
@@ -104,8 +117,9 @@ class TrainConfig(ConfigGroup):
     """
 
     share_prompts: bool = True
-    """Compute a prompt once for all samples of a micro-batch that start with it. Results are equal up to rounding. Only
-    with `train.backend=fsdp`, packed sequences (`train.qkv_format=thd`) and `sdpa` attention.
+    """Compute a prefix that samples of a micro-batch share only once: their prompt, and the turns before they branch.
+    Results are equal up to rounding. Only with `train.backend=fsdp`, packed sequences (`train.qkv_format=thd`) and
+    `sdpa` attention.
     """
 
     true_on_policy_mode: bool = False
@@ -146,12 +160,15 @@ class TrainConfig(ConfigGroup):
 
     # Trained parameters.
     only_train_params: Annotated[list[str] | None, Field(min_length=1)] = None
-    """Regular expressions: train only parameters whose name contains a match. Cannot be combined with
-    `train.freeze_params`. None: all parameters are trained.
+    """Regular expressions: train only parameters whose name in transformers contains a match. With
+    `train.backend=megatron` parameters that Megatron-core keeps in one tensor, such as the projections of queries, keys
+    and values, must match together. Cannot be combined with `train.freeze_params`. None: all parameters are trained.
     """
 
     freeze_params: Annotated[list[str] | None, Field(min_length=1)] = None
-    """Regular expressions: freeze parameters whose name contains a match. None: no parameter is frozen."""
+    """Regular expressions: freeze parameters whose name contains a match, as in `train.only_train_params`. None: no
+    parameter is frozen.
+    """
 
     lora: LoraConfig = field(default_factory=LoraConfig)
     # Old policies and user code.

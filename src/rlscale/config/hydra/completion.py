@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.completion_plugin import CompletionPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from rlscale.config.hydra.compose import make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
+from rlscale.config.hydra.internals import Loader, make_loader
 from rlscale.config.hydra.yaml_files import set_nested
 from rlscale.config.keys import keys
 from rlscale.errors import ConfigError, Problem
@@ -48,7 +47,7 @@ def run_completion(request: str, folders: ConfigFolders) -> None:
 class _AllKeysLoader:
     """A loader for completion: groups and options from Hydra, keys and their choices from the dataclasses."""
 
-    def __init__(self, loader: ConfigLoaderImpl) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def load_configuration(self, **_: Any) -> DictConfig:

@@ -11,10 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -25,21 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import failed_override
-from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested
+from rlscale.config.hydra.internals import YamlLoader, make_loader
+from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested, value_of
 from rlscale.config.keys import keys, nodes
 from rlscale.errors import Problem
-
-
-def make_loader(folders: ConfigFolders) -> ConfigLoaderImpl:
-    """Creates Hydra's loader. Unlike `hydra.compose` it needs no global state, so a job of a sweep can use it."""
-    version.setbase("1.3")
-    search_path = create_config_search_path(str(folders.main))
-    if folders.extra is not None:
-        # Hydra searches the folders in this order and uses the first match.
-        search_path.append(
-            "command-line", f"file://{folders.extra}", anchor=SearchPathQuery(provider="main", path=None)
-        )
-    return ConfigLoaderImpl(search_path)
 
 
 @dataclass(kw_only=True)
@@ -79,12 +64,31 @@ class Composed:
             found = f"{short_path(file)}:{line}" if line else found
         return found
 
+    def file_values(self, path: str) -> list[tuple[Any, Path, int]]:
+        """The values that files give to `path`, each with its file and line; the last one applies."""
+        if self.read is not None:
+            return self.read.values_of(path)
+        found = []
+        for package, file in self._files:
+            relative = path.removeprefix(f"{package}.") if package else path
+            if (not package or relative != path) and (pair := _find_pair(file, relative.split("."))):
+                key, value = pair
+                found.append((value_of(value), file, key.start_mark.line + 1))
+        return found
+
     @cached_property
-    def _files(self) -> list[tuple[str, Path]]:
+    def _files(self) -> Sequence[tuple[str, Path]]:
         """Package and file of every composed option, in the order of merging."""
-        defaults = make_loader(self.folders).compute_defaults_list(PRIMARY, list(self.overrides), RunMode.RUN).defaults
-        found = ((item.package or "", self.folders.find_file(str(item.config_path))) for item in defaults)
-        return [(package, file) for package, file in found if file is not None]
+        options = tuple(override for override in self.overrides if not override.startswith("++"))
+        return _option_files(options, self.folders, self.folders.state())
+
+
+@lru_cache(maxsize=256)
+def _option_files(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> Sequence[tuple[str, Path]]:
+    """Package and file of the options that `options` select; `state` changes when a file does."""
+    defaults = make_loader(folders).compute_defaults_list(PRIMARY, list(options), RunMode.RUN).defaults
+    found = ((item.package or "", folders.find_file(str(item.config_path))) for item in defaults)
+    return tuple((package, file) for package, file in found if file is not None)
 
 
 def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: ConfigFolders) -> Composed:
@@ -130,7 +134,8 @@ def _compose_options(options: Sequence[str], folders: ConfigFolders, state: Hash
 def _plain(config: DictConfig) -> dict[str, Any]:
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
-    return {str(name): value for name, value in values.items() if name != "hydra"}
+    # YAML reads the name `on` as true.
+    return {"on" if name is True else str(name): value for name, value in values.items() if name != "hydra"}
 
 
 def _is_literal(value: Any) -> bool:
@@ -236,13 +241,24 @@ def _composing_problem(error: Exception, read: YamlFiles) -> list[Problem]:
 
 def _find_line(file: Path, names: Sequence[str]) -> int | None:
     """1-based line where a YAML file sets the nested key; None when it does not."""
-    node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    line = None
+    pair = _find_pair(file, names)
+    return pair[0].start_mark.line + 1 if pair else None
+
+
+def _find_pair(file: Path, names: Sequence[str]) -> tuple[yaml.Node, yaml.Node] | None:
+    """The nodes of a nested key and of its value in a YAML file; None when it does not set the key."""
+    node, pair = _root(file, file.stat().st_mtime_ns), None
     for name in names:
         if not isinstance(node, yaml.MappingNode):
             return None
         pair = next((pair for pair in node.value if pair[0].value == name), None)
         if pair is None:
             return None
-        line, node = pair[0].start_mark.line + 1, pair[1]
-    return line
+        node = pair[1]
+    return pair
+
+
+@lru_cache(maxsize=256)
+def _root(file: Path, changed_ns: int) -> yaml.Node | None:
+    """The parsed file; `changed_ns` is the time of its last change."""
+    return yaml.compose(file.read_text(encoding="utf-8"), Loader=YamlLoader)

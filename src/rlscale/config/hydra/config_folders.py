@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,16 +49,23 @@ class ConfigFolders:
         return tuple((file, (stat := os.stat(file)).st_mtime_ns, stat.st_size) for file in sorted(files))
 
     def groups(self) -> dict[str, list[str]]:
-        """The options of every group, sorted."""
+        """The options of every group, in natural order: tp2 before tp16."""
         found: dict[str, set[str]] = {}
         for root in self.paths:
             for folder in _group_folders(root, self.main):
                 found.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
-        return {group: sorted(options) for group, options in sorted(found.items()) if options}
+        return {group: sorted(options, key=natural_order) for group, options in sorted(found.items()) if options}
 
     def find_file(self, config_path: str) -> Path | None:
         """The file of `config_path`, as Hydra names it (e.g. `algo/gspo`); None when it is not in these folders."""
         return next((file for root in self.paths if (file := root / f"{config_path}.yaml").is_file()), None)
+
+
+def natural_order(name: str) -> list[tuple[bool, int, str]]:
+    """Key that sorts numbers within names by their value."""
+    # Splitting at a captured number leaves texts at even and numbers at odd places, so equal places have equal types.
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def _group_folders(root: Path, main: Path) -> list[Path]:

@@ -10,8 +10,9 @@ from typing import get_args, get_origin
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from rlscale.config.errors import default_fix
+from rlscale.config.errors import corrected_text, default_fix
 from rlscale.config.keys import Key
+from rlscale.config.schema import type_problem
 
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
 _QUOTES = "'\""
@@ -32,21 +33,24 @@ def explain_value(path: str, value: str, key: Key | None) -> tuple[str, str]:
 def _rule_and_fix(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and get_origin(key.type) is list:
         rule = f"be {key.type_text}"
-        return rule, _first_parsable(path, _list_candidates(value, quoted=get_args(key.type) == (str,)))
+        return rule, _first_accepted(path, key, _list_candidates(value, of_strings=get_args(key.type) == (str,)))
     # A function of Hydra's grammar, e.g. choice(0.1,0.2.
     if _unclosed(value) == "(" and is_parsable(f"{path}={value})"):
-        return "close the bracket (", _first_parsable(path, [f"{value})"])
+        return "close the bracket (", f"write {shell_quoted(f'{path}={value})')}"
     if key is not None and key.type is not str and not key.is_mapping:
-        return f"be {key.type_text}", default_fix(key)
+        corrected = corrected_text(key, value)
+        return f"be {key.type_text}", f"write {path}={corrected}" if corrected else default_fix(key)
     opened = _unclosed(value)
     if opened and opened in _QUOTES:
-        return f"close the quote {opened}", _first_parsable(path, [_quote(value.replace(opened, ""))])
+        return f"close the quote {opened}", _first_accepted(path, key, [quoted(value.replace(opened, ""))])
     if opened and (key is None or key.is_mapping):
         closed = value.removesuffix(",") + _CLOSERS[opened]
-        return f"close the bracket {opened}", _first_parsable(path, [closed, _quote(value)])
-    return "be in quotes, because some of its characters have a special meaning on a command line", _first_parsable(
-        path, [_quote(value)]
-    )
+        return f"close the bracket {opened}", _first_accepted(path, key, [closed, quoted(value)])
+    in_quotes = _first_accepted(path, key, [quoted(value)])
+    if not in_quotes and "${" in value:
+        # An interpolation is one in quotes, too, so that nothing keeps this text.
+        return "close its interpolation ${ with }", ""
+    return "be in quotes, because some of its characters have a special meaning on a command line", in_quotes
 
 
 def is_parsable(override: str) -> bool:
@@ -63,24 +67,42 @@ def shell_quoted(override: str) -> str:
     return shlex.quote(override)
 
 
-def _first_parsable(path: str, candidates: list[str]) -> str:
+def is_accepted(key: Key | None, override: str) -> bool:
+    """Whether an override can be parsed, has one value, and that value has the type of the key.
+
+    Args:
+        key: None for an entry of a mapping and for a key of a library, which have any type here.
+        override: as it is typed, without quotes for a shell.
+    """
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    if parsed.is_sweep_override() or not parsed.key_or_group:
+        return False
+    return key is None or type_problem(key, parsed.value(), origin="") is None
+
+
+def _first_accepted(path: str, key: Key | None, candidates: list[str]) -> str:
     overrides = (f"{path}={candidate}" for candidate in candidates)
-    found = next((override for override in overrides if is_parsable(override)), None)
+    found = next((override for override in overrides if is_accepted(key, override)), None)
     return f"write {shell_quoted(found)}" if found else ""
 
 
-def _list_candidates(value: str, *, quoted: bool) -> list[str]:
+def _list_candidates(value: str, *, of_strings: bool) -> list[str]:
     """The same list with a closing bracket, without empty entries, and with quotes around unparsable entries."""
     entries = [entry.strip() for entry in _split(value.strip().removeprefix("[").removesuffix("]"))]
     entries = [entry for entry in entries if entry]
     plain = f"[{','.join(entries)}]"
-    if not quoted:
+    if not of_strings:
         return [plain]
-    in_quotes = [entry if is_parsable(f"x={entry}") else _quote(entry.strip(_QUOTES)) for entry in entries]
-    return [plain, f"[{','.join(in_quotes)}]"]
+    in_quotes = [entry if is_parsable(f"x={entry}") else quoted(entry.strip(_QUOTES)) for entry in entries]
+    # A number is no text for every key, so the last candidate has all entries in quotes.
+    texts = [quoted(entry.strip(_QUOTES)) for entry in entries]
+    return [plain, f"[{','.join(in_quotes)}]", f"[{','.join(texts)}]"]
 
 
-def _quote(value: str) -> str:
+def quoted(value: str) -> str:
     """The value in quotes. In Hydra a backslash is an escape only in front of a quote."""
     # Double the backslashes in front of a quote, and those at the end, which precede the closing quote.
     escaped = re.sub(r'(\\*)"', lambda found: found.group(1) * 2 + '\\"', value)

@@ -10,6 +10,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from rlscale.config.errors import COMMAND_LINE, nearest, show
+from rlscale.config.hydra.internals import inner_node
 from rlscale.errors import Problem
 
 
@@ -50,9 +51,9 @@ def _problem_of(
 def _hydra_keys() -> Iterator[str]:
     def walk(node: DictConfig, prefix: str) -> Iterator[str]:
         for name in node:
-            child = None if OmegaConf.is_missing(node, name) else node._get_node(name)
+            child = None if OmegaConf.is_missing(node, name) else inner_node(node, str(name))
             path = f"{prefix}.{name!s}"
-            if isinstance(child, DictConfig) and not child._is_none():
+            if child is not None:
                 yield from walk(child, path)
             else:
                 yield path

@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
-from rlscale.config.errors import nearest_key
-from rlscale.config.keys import Key
+from rlscale.config.unknown_keys import nearest_key
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values")
 
@@ -28,8 +27,13 @@ def is_complete(value: str) -> bool:
     return True
 
 
-def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -> tuple[str, str]:
-    """Rule and fix for an interpolation that refers to nothing, or to a value of another type."""
+def explain_interpolation(error: OmegaConfBaseException, *, type_text: str = "valid") -> tuple[str, str]:
+    """Rule and fix for an interpolation that refers to nothing, or to a value of another type.
+
+    Args:
+        error: of OmegaConf when it resolved the value.
+        type_text: the type of the key.
+    """
     # OmegaConf has one exception class for several causes; only the message distinguishes them.
     text = str(error).splitlines()[0]
     if missing := re.search(r"Interpolation key '([^']*)' not found", text):
@@ -44,4 +48,4 @@ def explain_interpolation(key: Key, value: str, error: OmegaConfBaseException) -
         return f"be set, not {MISSING}", "write a value"
     if "ecursive" in text:
         return "not refer to itself", "write a value"
-    return f"refer to a value that is {key.type_text}", f'OmegaConf reports "{text}"'
+    return f"refer to a value that is {type_text}", "refer to another key, or write a value"

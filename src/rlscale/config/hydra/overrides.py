@@ -7,6 +7,7 @@ YAML files contain differences only and Hydra would reject a key that none of th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
@@ -15,16 +16,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
-from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, nearest, nearest_key, not_a_group, show, unknown_key
+from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
+from rlscale.config.foreign_words import VALUE_WORDS, find_foreign
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
+from rlscale.config.hydra.written_overrides import write_override
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.schema import type_problem
+from rlscale.config.unknown_keys import nearest_key, nearest_target, note, unknown_key
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
 
-PLAIN_OVERRIDE = "write key=value or group=option"
+PLAIN_OVERRIDE = "write <group>.<key>=<value> or <group>=<option>"
 """Advice for an argument that resembles no key, group or option."""
 
 SINGLE_VALUE_RULE = "have one value in a single run"
@@ -32,6 +36,7 @@ SINGLE_VALUE_RULE = "have one value in a single run"
 
 # Groups that are in no defaults list, with their position for Hydra (other overrides have 1): a later one wins.
 _APPENDED_GROUPS = {"experiment": 0, "on": 2}
+_GROUPS_OF_LISTS = ("logging",)  # each option adds a tracker
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,6 +53,7 @@ class CommandLine:
     broken: set[str] = field(default_factory=set)
     experiment: str | None = None
     no_experiment: bool = False  # requested by experiment=null
+    warnings: list[str] = field(default_factory=list)
 
 
 def parse_command_line(
@@ -88,8 +94,15 @@ def parse_command_line(
     if line.experiment is None and not line.no_experiment and ALL_KEYS not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
+    line.warnings += _repeated(overrides)
     line.overrides = [text for _, text in sorted(ordered, key=lambda pair: pair[0])]
     return line
+
+
+def _repeated(overrides: Sequence[str]) -> list[str]:
+    """Warnings about keys and groups that are given several times. Without their values: one may be a secret."""
+    given = Counter(text.partition("=")[0].lstrip("+") for text in overrides if "=" in text)
+    return [f"{name} is given {number} times; the last one is used" for name, number in given.items() if number > 1]
 
 
 def _report_unparsable(line: CommandLine, text: str, groups: Mapping[str, Sequence[str]]) -> None:
@@ -125,10 +138,14 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
     group_of = next((group for group, options in groups.items() if name in options), None)
     if name in groups:
         fix = f"write {name}=<{'|'.join(groups[name])}>"
-    elif group_of or (near := nearest(name, groups.get("experiment", ()))):
-        fix = f"did you mean {group_of or 'experiment'}={name if group_of else near}?"
-    elif found := nearest_key(name):
-        fix = f"did you mean {found}={value.strip() or '<value>'}?"
+    elif group_of:
+        fix = f"did you mean {group_of}={name}?"
+    elif not text.startswith("-") and (near := nearest(name, groups.get("experiment", ()))):
+        fix = f"did you mean experiment={near}?"
+    elif (found := nearest_target(name))[0]:
+        key, fixed = str(found[0]), found[1]
+        typed = value.strip() if equals or value.strip() else None
+        fix = f"did you mean {write_override(key, typed if fixed is None else fixed)}?{note(name)}"
     shown = text if text.strip() else f'"{text}"'
     return Problem(
         path=name.strip() or shown, rule="be written as key=value", value=shown, fix=fix, origin=COMMAND_LINE
@@ -139,7 +156,9 @@ def _not_a_sweep(override: Override) -> Problem:
     path, value = override.key_or_group, _value_text(override)
     key = find_key(path)
     fix = "add -m to run one job per value"
-    if key is not None and key.type is str:
+    if key is not None and (number := corrected_text(key, value)):
+        fix = f"write {path}={number}, or {fix}"
+    elif key is not None and key.type is str:
         quoted = shell_quoted(f'{path}="{value}"')
         fix += f", or write {quoted}"
     elif key is not None and get_origin(key.type) is list:
@@ -155,6 +174,8 @@ def _group_override(line: CommandLine, override: Override, groups: Mapping[str, 
         rule = "be selected without a package"
         line.problems.append(Problem(path=group, rule=rule, value=value, fix=fix, origin=COMMAND_LINE))
         return None
+    if override.is_delete() and override.value() is None and override.input_line == f"~{group}":
+        line.warnings.append(f"~{group} selects no option, so its keys have their defaults; {group}=null says the same")
     if override.is_delete() or override.value() is None:
         line.no_experiment |= group == "experiment"
         return None if group in _APPENDED_GROUPS else f"~{group}"
@@ -169,6 +190,11 @@ def _check_options(line: CommandLine, override: Override, options: Sequence[str]
     # Hydra accepts a list of options for a group.
     wrong = [name for name in selected if name not in options]
     line.problems += [_wrong_option(group, name, options) for name in wrong]
+    # Hydra would merge the options of a list into a mixture that has no name.
+    several = any(isinstance(value, list) for value in _values(override))
+    if several and not wrong and group not in (*_APPENDED_GROUPS, *_GROUPS_OF_LISTS):
+        line.problems.append(_several_options(group, selected))
+        wrong = selected
     if wrong:
         line.broken.add(ALL_KEYS if group in _APPENDED_GROUPS else group)
     elif group == "experiment":
@@ -176,9 +202,31 @@ def _check_options(line: CommandLine, override: Override, options: Sequence[str]
     return not wrong
 
 
+def _several_options(group: str, selected: Sequence[Any]) -> Problem:
+    names = [str(name) for name in selected]
+    fix = f"write {group}={names[0]}; {group}={','.join(names)} with -m runs one job for each"
+    rule, value = "be one of its options, not several", f"[{','.join(names)}]"
+    return Problem(path=group, rule=rule, value=value, fix=fix, origin=COMMAND_LINE)
+
+
+_KEY_OF_GROUP = {
+    **{"train": "train.backend", "rollout": "rollout.engine", "algo": "algo.advantage_estimator"},
+    **{"optim": "optim.name", "reward": "reward.type"},
+}
+"""The key that differs between the options of a group; its values have names in other projects."""
+
+_PATH_OF_GROUP = {"model": "model.hf_checkpoint", "data": "data.prompt_data", "eval": "eval.prompt_data"}
+
+
 def _wrong_option(group: str, name: Any, options: Sequence[str]) -> Problem:
-    found = nearest(str(name), options)
+    word = VALUE_WORDS.get(_KEY_OF_GROUP.get(group, ""), {}).get(str(name).lower())
+    found = nearest(str(name), options) or (word if word in options else None)
     fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+    # A path or the name of a model on the hub is a value of a key, not an option.
+    if not found and group in _PATH_OF_GROUP and isinstance(name, str) and ("/" in name or ".json" in name):
+        fix = f"did you mean {write_override(_PATH_OF_GROUP[group], name)}? {fix}"
+    elif not found and word:
+        fix = f"did you mean {_KEY_OF_GROUP[group]}={word}? {fix}"
     return Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
 
 
@@ -227,7 +275,8 @@ def _nearest_target(path: str, groups: Mapping[str, Sequence[str]]) -> str:
 def _nearest_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None:
     """The group that an unknown path most likely stands for. A dot may be the one wrong letter."""
     if "." not in path:
-        return nearest(path, groups)
+        # A word of another project, e.g. `experiment_name`, is no misspelt group.
+        return None if find_foreign(path.lower()) else nearest(path, groups)
     return nearest(path, groups, limit=1) if find_key(path) is None else None
 
 

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
+from rlscale.config.hydra.internals import YamlLoader
 from rlscale.config.keys import nodes
 from rlscale.errors import Problem
-
-_Loader: Any = get_yaml_loader()  # OmegaConf's, which reads 1e-5 as a number
 
 GLOBAL = "# @package _global_"
 GLOBAL_GROUPS = ("experiment", "on")
@@ -61,6 +59,15 @@ class YamlFiles:
                 if path == name or path.startswith(f"{name}."):
                     found = f"{short_path(file.path)}:{line}"
         return found
+
+    def values_of(self, path: str) -> list[tuple[Any, Path, int]]:
+        """The values that the files give to a key, each with its file and line."""
+        return [
+            (value, file.path, line)
+            for file in self.files
+            for name, (value, line) in file.values.items()
+            if name == path
+        ]
 
 
 def read_yaml_files(choices: Sequence[tuple[str, str]], folders: ConfigFolders) -> YamlFiles:
@@ -142,7 +149,7 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
     report = problems.add
     try:
         text = file.path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=YamlLoader)
     except yaml.MarkedYAMLError as error:
         # YAML counts lines from 0.
         line, fix = (
@@ -204,7 +211,7 @@ def _repeated_keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
 def _unreadable_value(root: yaml.Node) -> tuple[int, str, str] | None:
     """Line, rule and message for a value that the loader cannot construct; None when it can construct all."""
     try:
-        _Loader("").construct_object(root, deep=True)
+        YamlLoader("").construct_object(root, deep=True)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         return line, "contain plain values only", f'"{error.problem}"'
@@ -229,12 +236,12 @@ def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[An
         if is_node and isinstance(child, yaml.MappingNode):
             yield from _leaves(child, f"{path}.")
         elif key.value != "defaults":
-            yield path, (_value_of(child), key.start_mark.line + 1)
+            yield path, (value_of(child), key.start_mark.line + 1)
 
 
-def _value_of(node: yaml.Node) -> Any:
+def value_of(node: yaml.Node) -> Any:
     """The value of a node; its text when the loader cannot construct it, which `_unreadable_value` reports."""
-    loader = _Loader("")
+    loader = YamlLoader("")
     try:
         return loader.construct_object(node, deep=True)
     except yaml.YAMLError:
@@ -246,13 +253,13 @@ def _entries(defaults: yaml.Node, problems: _FileProblems) -> Iterator[_Choice |
     line = defaults.start_mark.line + 1
     if not isinstance(defaults, yaml.SequenceNode):
         problems.add(
-            line, "be a list", show(_value_of(defaults)), "write `- override /<group>: <option>`", path="defaults"
+            line, "be a list", show(value_of(defaults)), "write `- override /<group>: <option>`", path="defaults"
         )
         return
     # Hydra requires entries with override at the end of the list.
     is_late = False
     for item in defaults.value:
-        line, value = item.start_mark.line + 1, _value_of(item)
+        line, value = item.start_mark.line + 1, value_of(item)
         if isinstance(value, str):
             if is_late and value != "_self_":
                 rule = "list other files above the entries with override"
@@ -304,5 +311,9 @@ def _choice(name: str, option: Any, line: int, problems: _FileProblems) -> Itera
 def _report_option(problems: _FileProblems, group: str, option: Any, line: int) -> None:
     options = problems.groups.get(group, [])
     found = nearest(str(option), options)
-    fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
+    if option is True and "on" in options:
+        # YAML reads the word as a boolean, and so does Hydra.
+        fix = f'write "on" in quotes; options: {", ".join(options)}'
+    else:
+        fix = (f"did you mean {found}? " if found else "") + f"options: {', '.join(options)}"
     problems.add(line, "be one of its options", show(option), fix, path=group)

@@ -159,7 +159,9 @@ class _ResolvedTarget:
         nested: Values = {}
         for path, value in values.items():
             group, _, name = path.partition(".")
-            set_nested(nested, f"{group}.{passthrough_groups()[group]}.{name}" if is_passthrough(path) else path, value)
+            own = f"{group}.{passthrough_groups()[group]}.{name}" if is_passthrough(path) else path
+            # A copy: an entry of a mapping would be set in the default of its key, which all configs share.
+            set_nested(nested, own, dict(value) if isinstance(value, dict) else value)
         try:
             config = adapter().validate_python(nested)
         except ValidationError:

@@ -5,6 +5,7 @@ Runs after composition, because the config names the interpreter that has the li
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +19,7 @@ from rlscale.config.errors import nearest, show
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.field_types import fits, type_in_words
+from rlscale.config.passthrough.layer_pattern import read_pattern
 from rlscale.config.passthrough.recorded import LibraryArguments
 from rlscale.errors import Problem
 
@@ -62,7 +64,7 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
         "sglang": Library(
             load=_sglang_arguments,
             reserved=sglang_args.RESERVED,
-            abbreviations={},
+            abbreviations=sglang_args.RENAMED,
             kind="an argument of SGLang {version}'s server",
             listing="`python -m sglang.launch_server --help` lists them",
         ),
@@ -102,7 +104,8 @@ def check_passthrough(
     """
     passed = PassthroughValues()
     arguments: dict[str, LibraryArguments] = {}
-    for path, value in given.items():
+    for path, text in given.items():
+        value = read_pattern(path, text)
         group, _, name = path.partition(".")
         if group not in arguments:
             own = values.get(group, {})
@@ -114,6 +117,42 @@ def check_passthrough(
             rule, fix = wrong
             passed.problems.append(Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin(path)))
     return passed
+
+
+def check_resolved(
+    given: Mapping[str, Mapping[str, Any]], resolved: Mapping[str, dict[str, Any]], origin: Callable[[str], str]
+) -> list[Problem]:
+    """Checks the values of interpolations, which `check_passthrough` could not know.
+
+    Args:
+        given: values before they were resolved, by group and name.
+        resolved: the same afterwards. Texts that stand for another type, as those of the environment do, are converted
+            in place; wrong values are removed.
+        origin: the origin of the value of a path.
+    """
+    problems = []
+    for group, named in given.items():
+        found = resolved[group]
+        for name in [name for name, value in named.items() if "${" in str(value) and name in found]:
+            path, arguments = f"{group}.{name}", LIBRARIES[group].load(found)
+            wrong = _rule_and_fix(path, found[name], arguments)
+            if wrong is not None and isinstance(found[name], str):
+                decoded = read_pattern(path, _decode(found[name]))
+                if _rule_and_fix(path, decoded, arguments) is None:
+                    found[name], wrong = decoded, None
+            if wrong is not None:
+                rule, fix = wrong
+                value = show(found.pop(name))
+                problems.append(Problem(path=path, rule=rule, value=value, fix=fix, origin=origin(path)))
+    return problems
+
+
+def _decode(text: str) -> Any:
+    """The number, boolean, list or null that a text stands for, or the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def nearest_argument(name: str, candidates: Iterable[str]) -> str | None:
@@ -138,7 +177,7 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
         # Abbreviations first: `tp` is similar to many names.
-        found = library.abbreviations.get(name.removesuffix("_size"))
+        found = library.abbreviations.get(name) or library.abbreviations.get(name.removesuffix("_size"))
         found = found or nearest_argument(name, [*own, *types])
         fix = f"did you mean {group}.{found}?" if found else library.listing
         if found is not None and found in library.reserved:

@@ -33,7 +33,8 @@ def _kinds(annotation: object) -> Iterable[str]:
     if origin is typing.Literal:
         return [json.dumps(value) for value in inner]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return [json.dumps(member.value) for member in annotation]
+        # Numbers of members mean nothing to a reader: such an enum is written by name.
+        return [json.dumps(each.value if isinstance(each.value, str) else each.name) for each in annotation]
     if annotation is list or origin is list:
         return [f"list[{type_text(inner[0]) if inner else 'any'}]"]
     if annotation is dict or origin is dict:

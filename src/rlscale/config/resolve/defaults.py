@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlscale.config.groups.algo import uses_reference
 from rlscale.config.groups.cluster import Device, DistributedBackend
-from rlscale.config.groups.fsdp import AttnImplementation
+from rlscale.config.groups.fsdp import FLASH_ATTENTION, AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName, WeightChannelName
 from rlscale.config.resolve.derived import (
@@ -74,8 +74,9 @@ def _set_device(draft: Draft, has_cuda: Callable[[], bool]) -> None:
         return
     draft.replace("cluster.distributed_backend", DistributedBackend.gloo, "nccl needs CUDA")
     is_fsdp = draft.config.train.backend == TrainBackendName.fsdp
-    if is_fsdp and draft.config.fsdp.attn_implementation == AttnImplementation.flash_attention_2:
-        draft.replace("fsdp.attn_implementation", AttnImplementation.sdpa, "flash_attention_2 needs CUDA")
+    kernel = draft.config.fsdp.attn_implementation
+    if is_fsdp and kernel in FLASH_ATTENTION:
+        draft.replace("fsdp.attn_implementation", AttnImplementation.sdpa, f"{kernel} needs CUDA")
 
 
 def _set_model(draft: Draft) -> None:
@@ -102,9 +103,10 @@ def _set_batch(draft: Draft) -> None:
     # One of the two sizes determines the other.
     steps = batch.num_steps_per_rollout
     total = f"{count_noun(samples, 'sample')} per rollout"
-    draft.fill("batch.global_batch_size", samples // (steps or 1), f"{total} / {count_noun(steps or 1, 'step')}")
-    size = batch.global_batch_size
-    assert size is not None, "the line above sets it"
+    # Advice needs the values of a config with too many steps as well, which a rule refuses.
+    size = max(1, samples // (steps or 1))
+    draft.fill("batch.global_batch_size", size, f"{total} / {count_noun(steps or 1, 'step')}")
+    size = batch.global_batch_size or size
     draft.fill("batch.num_steps_per_rollout", samples // size, f"{total} / {size} per step")
     draft.fill("batch.log_probs_max_tokens_per_gpu", batch.max_tokens_per_gpu, "batch.max_tokens_per_gpu")
 
@@ -126,7 +128,9 @@ def _set_optim(draft: Draft) -> None:
     lr = 2e-5 if backend == TrainBackendName.fsdp else 1e-6
     draft.fill("optim.lr", lr, f"the default with train.backend={backend}")
     if draft.config.optim.lr_warmup_iters:
-        draft.replace("optim.warmup_ratio", 0.0, "optim.lr_warmup_iters is set")
+        draft.fill("optim.warmup_ratio", 0.0, "optim.lr_warmup_iters is set")
+    ratio = 0.03 if backend == TrainBackendName.fsdp else 0.0
+    draft.fill("optim.warmup_ratio", ratio, f"the default with train.backend={backend}")
 
 
 def _set_placement(draft: Draft) -> None:

@@ -184,8 +184,8 @@ def _make_set(path: str, place: str, entry: dict[str, Any]) -> EvalFileSet | lis
     # A null of the set beats a default, as in slime; then the value of the run counts.
     given = {name: value for name, value in entry.items() if value is not None}
     if given.pop("multimodal_keys", None):
-        rule = f"have no {place}.multimodal_keys (not supported yet: prompts with media)"
-        return [_problem(rule, f"{show(entry['multimodal_keys'])} in {path}", "remove it")]
+        rule = f"have no {place}.multimodal_keys: every set has data.multimodal_keys"
+        return [_problem(rule, f"{show(entry['multimodal_keys'])} in {path}", "set data.multimodal_keys instead")]
     ignored = tuple(name for name in NO_EFFECT if given.pop(name, None) is not None)
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from rlscale.config.rules import (
+    agent,
     algo,
     batch,
     buffer,
@@ -18,6 +19,7 @@ from rlscale.config.rules import (
     debug,
     engine_parallel,
     engines,
+    gateway,
     judge,
     library_args,
     megatron,
@@ -30,14 +32,19 @@ from rlscale.config.rules import (
     rewards,
     sampling,
     sampling_params,
+    sandbox,
+    teacher,
     training,
     weights,
 )
+from rlscale.config.rules.agent import has_agent, has_environment, has_tools, runs_agents
 from rlscale.config.rules.algo import warn_algo
 from rlscale.config.rules.conditions import (
+    asks_teachers,
     attaches,
     attention_groups,
     builtin_rewards,
+    frozen_models,
     has_critic_ranks,
     has_reward_engines,
     keeps_old_policies,
@@ -57,6 +64,7 @@ from rlscale.config.rules.conditions import (
     uses_router,
     uses_sglang_router,
 )
+from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.model import check_given_rope_type
 from rlscale.config.rules.rule import IgnoredKey, Rule
 from rlscale.config.rules.sampling_params import warn_sampling_params
@@ -69,16 +77,22 @@ __all__ = [
     "RULES",
     "IgnoredKey",
     "Rule",
+    "asks_teachers",
     "attaches",
     "attention_groups",
     "builtin_rewards",
     "check_given_rope_type",
     "check_rules",
     "find_warnings",
+    "frozen_models",
+    "has_agent",
     "has_critic_ranks",
+    "has_environment",
     "has_reward_engines",
+    "has_tools",
     "keeps_old_policies",
     "learns_conversations",
+    "needs_gateway",
     "num_critic_ranks",
     "num_gpus_per_node",
     "only_evaluates",
@@ -89,6 +103,7 @@ __all__ = [
     "reads_buffer",
     "resolve_decoupled_loss",
     "reward_engine_kind",
+    "runs_agents",
     "scores_samples",
     "uses_engines",
     "uses_router",
@@ -101,6 +116,7 @@ MODULES = (
     model,
     data,
     sampling,
+    agent,
     sampling_params,
     batch,
     parallel,
@@ -109,16 +125,19 @@ MODULES = (
     algo,
     critic,
     training,
+    teacher,
     optim,
     weights,
     placement,
     engines,
+    gateway,
     library_args,
     rewards,
     reward_functions,
     judge,
     buffer,
     network,
+    sandbox,
     debug,
 )
 """Modules with rules, in the order in which their problems are reported."""
@@ -134,8 +153,10 @@ RULES: tuple[Rule, ...] = tuple(
 IGNORED: tuple[IgnoredKey, ...] = (
     *batch.IGNORED,
     *sampling.IGNORED,
+    *agent.IGNORED,
     *sampling_params.IGNORED,
     *engines.IGNORED,
+    *gateway.IGNORED,
     *weights.IGNORED,
     *training.IGNORED,
     *megatron.IGNORED,
@@ -149,6 +170,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     *judge.IGNORED,
     *buffer.IGNORED,
     *network.IGNORED,
+    *sandbox.IGNORED,
     *debug.IGNORED,
     *debug.PARTIAL_RUN,
     *optim.IGNORED,

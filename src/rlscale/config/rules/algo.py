@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import (
+    ALWAYS_CENTRED,
     GROUP_CENTRED,
     WITH_RETURNS,
     WITHOUT_KL,
@@ -13,19 +14,19 @@ from rlscale.config.groups.algo import (
     AlgoConfig,
     KlType,
     LossType,
+    OpdKl,
     PolicyLossName,
     TisType,
+    centres_rewards,
     compares_policies,
     policy_loss_of,
     uses_reference,
+    uses_teacher,
 )
 from rlscale.config.rules.conditions import is_sft, learns_conversations, resolve_decoupled_loss
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
-
-ALWAYS_CENTRED = (AdvantageEstimator.rloo, AdvantageEstimator.gdpo)
-"""Estimators that compare rewards within a group, whatever `algo.rewards_normalization` is."""
 
 CLIPPED = (PolicyLossName.clip, PolicyLossName.gspo, PolicyLossName.cispo)
 """Losses with a clip range."""
@@ -40,7 +41,7 @@ def _uses_estimator(algo: AlgoConfig) -> bool:
 def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
     """In a group of one sample, a reward minus the mean of its group is 0, and rloo has no other sample."""
     algo, name = config.algo, config.algo.advantage_estimator
-    if not _centres_rewards(config) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
+    if not centres_rewards(algo) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
     fix = "all advantages would be 0; set e.g. batch.n_samples_per_prompt=8"
     # rloo and gdpo have no baseline without other samples, whatever the normalisation.
@@ -245,12 +246,6 @@ def _estimator_not_in(*names: AdvantageEstimator) -> Callable[[RunConfig], bool]
     return lambda config: config.algo.advantage_estimator not in names
 
 
-def _centres_rewards(config: RunConfig) -> bool:
-    algo = config.algo
-    is_optional = algo.advantage_estimator in GROUP_CENTRED
-    return algo.advantage_estimator in ALWAYS_CENTRED or (is_optional and algo.rewards_normalization)
-
-
 POLICY_LOSS_KEYS = _algo(
     "policy_loss",
     "sapo_temperature_pos",
@@ -401,7 +396,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=_algo("baseline"),
-        when=_centres_rewards,
+        when=lambda config: centres_rewards(config.algo),
         why="algo.advantage_estimator compares rewards within a group, where a constant cancels",
     ),
     IgnoredKey(
@@ -438,6 +433,21 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=_algo("overlong_penalty"),
         when=lambda config: config.algo.overlong_buffer_len is None,
         why="algo.overlong_buffer_len is not set",
+    ),
+    IgnoredKey(
+        names=_algo("opd_kl"),
+        when=lambda config: not uses_teacher(config.algo),
+        why="there is no distillation: algo.opd_kl_coef is 0, or no advantages are computed",
+    ),
+    IgnoredKey(
+        names=_algo("opd_top_k"),
+        when=lambda config: config.algo.opd_kl != OpdKl.top_k,
+        why="algo.opd_kl is not top_k",
+    ),
+    IgnoredKey(
+        names=_algo("opd_direction"),
+        when=lambda config: config.algo.opd_kl == OpdKl.sampled,
+        why="algo.opd_kl is sampled",
     ),
     IgnoredKey(
         names=_algo("opd_kl_coef"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from rlscale.config.groups.algo import LossType, uses_critic
+from dataclasses import fields
+
+from rlscale.config.groups.algo import LossType, uses_critic, uses_teacher
 from rlscale.config.groups.cluster import LOCAL_RAY, Device
-from rlscale.config.groups.judge import RewardEngineKind
+from rlscale.config.groups.judge import RewardEngineConfig, RewardEngineKind
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
@@ -44,6 +46,12 @@ def only_evaluates(config: RunConfig) -> bool:
     return config.debug.rollout_only and config.data.num_rollout == 0
 
 
+def asks_teachers(config: RunConfig) -> bool:
+    """Whether samples get the logprobs of teachers behind URLs."""
+    has_servers = config.model.teacher_url is not None or bool(config.data.teacher_by_source)
+    return has_servers and uses_teacher(config.algo) and uses_engines(config) and not config.debug.rollout_only
+
+
 def reads_buffer(config: RunConfig) -> bool:
     """Whether the groups of the run are those that other processes submit to `buffer.url`."""
     return config.buffer.url is not None and uses_engines(config) and not is_sft(config)
@@ -70,12 +78,22 @@ def has_reward_engines(config: RunConfig) -> bool:
     return config.reward.engine.num_gpus > 0 and uses_engines(config)
 
 
+def frozen_models(config: RunConfig) -> dict[str, RewardEngineConfig]:
+    """Further models that the run starts for user code, by name; see `sglang.frozen_models`."""
+    if not uses_engines(config) or config.rollout.engine != EngineKind.sglang or config.rollout.external:
+        return {}
+    known = {each.name for each in fields(RewardEngineConfig)}
+    # Other values are not of a file, which a rule reports.
+    given = {name: values for name, values in config.sglang.frozen_models.items() if isinstance(values, dict)}
+    return {name: RewardEngineConfig(**values) for name, values in given.items() if set(values) <= known}
+
+
 def reward_engine_kind(config: RunConfig) -> RewardEngineKind:
     """The kind of these engines, set or that of the rollout engines."""
     given = config.reward.engine.kind
     if given is not None:
         return given
-    is_embedded = config.rollout.engine == EngineKind.embedded
+    is_embedded = config.rollout.engine in (EngineKind.embedded, EngineKind.scripted)
     return RewardEngineKind.embedded if is_embedded else RewardEngineKind.sglang
 
 

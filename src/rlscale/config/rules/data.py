@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+from typing import Any
+
+from rlscale.architectures.family import find_family, load_families
 from rlscale.config.errors import nearest, show
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.groups.train import QkvFormat
 from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_engines
+from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
-MEDIA = ("image", "video", "audio")
+MEDIA = ("image",)
+_LATER = ("video", "audio")
 
 
 @rule
@@ -50,11 +57,56 @@ def media_need_the_chat_template(config: RunConfig) -> list[Problem]:
     for kind in sorted(fields.keys() - set(MEDIA)):
         found = nearest(kind, MEDIA)
         fix = f"did you mean {found}?" if found else "remove this key"
-        problems.append(Problem(path=path, rule=f"have keys among {', '.join(MEDIA)}", value=kind, fix=fix))
+        rule = "have the key image only" + " (not supported yet: video and audio)" * (kind in _LATER)
+        problems.append(Problem(path=path, rule=rule, value=kind, fix=fix))
     if not config.data.apply_chat_template:
         rule, fix = "be true with data.multimodal_keys", "set it; the chat template inserts the media"
         problems.append(Problem(path="data.apply_chat_template", rule=rule, value="false", fix=fix))
     return problems
+
+
+@rule
+def images_need_a_model_that_reads_them(config: RunConfig) -> list[Problem]:
+    family = architecture_field(config.model, "model_type")
+    if config.data.multimodal_keys is None or family is None or find_family(family).vision is not None:
+        return []
+    known = ", ".join(name for name, each in load_families().items() if each.vision is not None)
+    rule, fix = f"be null with model.model_type={family}", f"choose a model of {known}, e.g. model=tiny_qwen3_vl"
+    return [Problem(path="data.multimodal_keys", rule=rule, value=show(config.data.multimodal_keys), fix=fix)]
+
+
+@rule
+def images_need_their_features(config: RunConfig) -> list[Problem]:
+    """Parts of a run that would lose the images of its samples, or compute other logprobs without them."""
+    if config.data.multimodal_keys is None:
+        return []
+    return [
+        Problem(
+            path=path,
+            rule=f"be {show(needed)} with data.multimodal_keys (not supported yet)",
+            value=show(value),
+            fix="remove it",
+        )
+        for path, needed in _WITH_IMAGES.items()
+        if (value := attrgetter(path)(config)) != needed
+    ]
+
+
+_WITH_IMAGES: dict[str, Any] = {
+    "agent.command": None,
+    "agent.environment_path": None,
+    "agent.function_path": None,
+    "agent.mcp_servers": None,
+    "agent.tools": None,
+    "agent.url": None,
+    "buffer.url": None,
+    "debug.load_rollout_data": None,
+    "fsdp.context_parallel_size": 1,
+    "train.lora.rank": 0,
+    "train.qkv_format": QkvFormat.thd,
+    "train.true_on_policy_mode": False,
+}
+"""Keys that do not work with images yet, with the values that do."""
 
 
 @rule
@@ -104,8 +156,8 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("data.source_key",),
-        when=lambda config: not config.data.reward_by_source,
-        why="data.reward_by_source is empty",
+        when=lambda config: not config.data.reward_by_source and not config.data.teacher_by_source,
+        why="data.reward_by_source and data.teacher_by_source are empty",
     ),
     IgnoredKey(
         names=("data.reward_by_source",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.addresses import advise_url, public_url
+from rlscale.config.errors import show
 from rlscale.config.groups.logging import WandbMode
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, uses_engines
@@ -36,6 +37,16 @@ def rollout_only_excludes_sft(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be false with algo.loss_type=sft_loss", "choose another algo; supervised training does not generate"
     return [Problem(path="debug.rollout_only", rule=rule, value="true", fix=fix)]
+
+
+@rule
+def profiled_rollouts_are_in_the_run(config: RunConfig) -> list[Problem]:
+    given, number = config.debug.profile_rollouts, config.data.num_rollout
+    # Nothing is profiled in a run that only evaluates or generates; a warning says so.
+    if not given or not number or config.debug.rollout_only or max(given) < number:
+        return []
+    rule, fix = f"be below data.num_rollout={number}", f"the last rollout is {number - 1}; write numbers up to it"
+    return [Problem(path="debug.profile_rollouts", rule=rule, value=show(given), fix=fix)]
 
 
 @rule

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from rlscale.architectures.family import find_family
 from rlscale.config.addresses import EXAMPLE, advise_address
 from rlscale.config.errors import show
+from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.router import RouterPolicy
 from rlscale.config.passthrough.sglang_python import check_python
@@ -139,7 +141,36 @@ def external_engines_have_no_models(config: RunConfig) -> list[Problem]:
     return [Problem(path="sglang.config", rule=rule, value=show(config.sglang.config), fix=fix)]
 
 
+@rule
+def scripted_engine_has_a_script(config: RunConfig) -> list[Problem]:
+    """`rollout.script_path` is set with `rollout.engine=scripted`, and has one of its two forms."""
+    if config.rollout.engine != EngineKind.scripted or not uses_engines(config):
+        return []
+    path, given = "rollout.script_path", config.rollout.script_path
+    if given is None:
+        rule, fix = "be set with rollout.engine=scripted", "set it, e.g. rollout.script_path=my_script:answer"
+        return [Problem(path=path, rule=rule, value="null", fix=fix)]
+    if given.endswith(".jsonl") or re.fullmatch(DOTTED_PATH, given):
+        return []
+    rule, fix = "be package.module:name or a .jsonl file", "write e.g. my_script:answer"
+    return [Problem(path=path, rule=rule, value=show(given), fix=fix)]
+
+
+@rule
+def scripted_engine_does_not_train(config: RunConfig) -> list[Problem]:
+    """The policy did not sample the answers of a script: it cannot be trained on them."""
+    if config.rollout.engine != EngineKind.scripted or not uses_engines(config) or config.debug.rollout_only:
+        return []
+    fix = "set debug.rollout_only=true, or choose rollout=embedded; the policy did not sample the answers of a script"
+    return [Problem(path="debug.rollout_only", rule="be true with rollout.engine=scripted", value="false", fix=fix)]
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("rollout.script_path",),
+        when=lambda config: config.rollout.engine != EngineKind.scripted,
+        why="rollout.engine is not scripted",
+    ),
     IgnoredKey(
         names=("sglang.config",),
         when=lambda config: config.rollout.engine == EngineKind.embedded,

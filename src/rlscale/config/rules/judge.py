@@ -11,6 +11,7 @@ from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.rules.conditions import (
     builtin_rewards,
+    frozen_models,
     has_reward_engines,
     num_gpus_per_node,
     reward_engine_kind,
@@ -47,6 +48,29 @@ def named_reward_engine_has_a_file(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be null without sglang.config", "set sglang.config to the file that has this model"
     return [Problem(path="reward.engine.name", rule=rule, value=show(name), fix=fix)]
+
+
+@rule
+def frozen_models_are_in_a_file(config: RunConfig) -> list[Problem]:
+    """`sglang.config` sets the key: a file that is checked."""
+    given = config.sglang.frozen_models
+    if not given or config.sglang.config is not None or not uses_engines(config):
+        return []
+    fix = "remove it, and add the models to the file of sglang.config"
+    return [Problem(path="sglang.frozen_models", rule="be empty without sglang.config", value=show(given), fix=fix)]
+
+
+@rule
+def frozen_models_fit_nodes(config: RunConfig) -> list[Problem]:
+    """As engines of a reward model."""
+    node = num_gpus_per_node(config)
+    wrong = [
+        (name, each.num_gpus_per_engine)
+        for name, each in frozen_models(config).items()
+        if each.num_gpus_per_engine > node and each.num_gpus_per_engine % node
+    ]
+    rule, fix = f"have num_gpus_per_engine of at most cluster.num_gpus_per_node={node}, or a multiple of it", "lower it"
+    return [Problem(path="sglang.config", rule=rule, value=f"{size} for {name}", fix=fix) for name, size in wrong]
 
 
 @rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.config.errors import show
+from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
 from rlscale.config.rules.conditions import uses_megatron
 from rlscale.config.rules.rule import IgnoredKey, rule
@@ -134,5 +135,10 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=("megatron.seq_length",),
         when=lambda config: config.megatron.variable_seq_lengths,
         why="megatron.variable_seq_lengths allows micro-batches of different lengths",
+    ),
+    IgnoredKey(
+        names=("megatron.use_distributed_optimizer",),
+        when=lambda config: config.optim.name == OptimizerName.muon,
+        why="optim.name is muon: each data-parallel rank needs whole matrices",
     ),
 )

@@ -109,7 +109,7 @@ def expert_counts_are_consistent(config: RunConfig) -> list[Problem]:
 def lengths_fit(config: RunConfig) -> list[Problem]:
     """The longest prompt plus the longest response fits the context, and the context fits the model.
 
-    With `rollout.max_context_len` each response is cut to what its prompt leaves, so it only needs to fit alone.
+    With `rollout.max_context_len` each response is cut to what its prompt leaves, so its limit may be the context.
     """
     rollout, positions = config.rollout, architecture_field(config.model, "max_position_embeddings")
     context = rollout.max_context_len
@@ -120,11 +120,11 @@ def lengths_fit(config: RunConfig) -> list[Problem]:
     # A prompt has at least one token.
     name, limit, prompt = "model.max_position_embeddings", positions, rollout.max_prompt_len or 1
     if context is not None:
-        name, limit, prompt = "rollout.max_context_len", context, 1
+        name, limit, prompt = "rollout.max_context_len", context, 0
     problems = [
         Problem(
             path=path,
-            rule=f"be at most {name}={limit} minus a prompt of {count_noun(prompt, 'token')}",
+            rule=f"be at most {name}={limit}" + f" minus a prompt of {count_noun(prompt, 'token')}" * (prompt > 0),
             value=show(length),
             fix=f"set {path}={limit - prompt} or less" if limit > prompt else "lower rollout.max_prompt_len",
         )
@@ -208,7 +208,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="there is no reference model: neither algo.use_kl_loss nor algo.kl_coef is set",
     ),
     IgnoredKey(
-        names=("model.teacher_load",),
+        names=("model.teacher_load", "model.teacher_url", "data.teacher_by_source"),
         when=lambda config: not uses_teacher(config.algo),
         why="there is no distillation: algo.opd_kl_coef is 0, or no advantages are computed",
     ),

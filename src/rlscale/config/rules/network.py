@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from rlscale.config.addresses import is_plain_url, public_url
-from rlscale.config.rules.conditions import reads_buffer, scores_samples, uses_engines, uses_external_engines
+from rlscale.config.rules.conditions import (
+    asks_teachers,
+    reads_buffer,
+    scores_samples,
+    uses_engines,
+    uses_external_engines,
+)
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -21,6 +27,7 @@ def proxy_is_a_url(config: RunConfig) -> list[Problem]:
 def uses_proxy(config: RunConfig) -> bool:
     """Whether the run sends requests to servers that it did not start."""
     asks_servers = uses_external_engines(config) and uses_engines(config)
+    asks_servers |= asks_teachers(config)
     return asks_servers or reads_buffer(config) or (config.reward.url is not None and uses_engines(config))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlscale.config.errors import show
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName
-from rlscale.config.keys import keys
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -12,10 +11,9 @@ from rlscale.errors import Problem
 
 @rule
 def one_warmup(config: RunConfig) -> list[Problem]:
-    """`optim.lr_warmup_iters` replaces the default of `optim.warmup_ratio`, and contradicts any other value."""
+    """`optim.lr_warmup_iters` replaces the default of `optim.warmup_ratio`, and contradicts a given one."""
     optim = config.optim
-    # A value equal to the default counts as unset.
-    if optim.lr_warmup_iters == 0 or optim.warmup_ratio in (0, keys()["optim.warmup_ratio"].default):
+    if optim.lr_warmup_iters == 0 or not optim.warmup_ratio:
         return []
     rule, fix = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}", "keep one of them"
     return [Problem(path="optim.lr_warmup_iters", rule=rule, value=show(optim.lr_warmup_iters), fix=fix)]

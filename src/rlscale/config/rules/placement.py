@@ -165,9 +165,9 @@ def engine_size_divides_gpus(config: RunConfig) -> list[Problem]:
     if number is None and cluster.colocate:
         number = num_trainer_ranks(config)
     problems = _check_pipeline_size(config)
-    if config.rollout.engine == EngineKind.embedded and size != 1:
-        rule = "be 1 with rollout.engine=embedded"
-        fix = "set it to 1, or choose rollout=sglang; the embedded engine runs on one GPU"
+    if config.rollout.engine in (EngineKind.embedded, EngineKind.scripted) and size != 1:
+        rule = f"be 1 with rollout.engine={config.rollout.engine}"
+        fix = f"set it to 1, or choose rollout=sglang; the {config.rollout.engine} engine runs on one GPU"
         problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(size), fix=fix))
     if number is not None and number % size:
         rule = f"divide the {number} GPUs of all engines"

@@ -189,8 +189,9 @@ def eval_file_is_valid(config: RunConfig) -> list[Problem]:
 def stop_reward_needs_evaluation(config: RunConfig) -> list[Problem]:
     if config.eval.stop_reward is None or config.eval.interval is not None:
         return []
-    value, fix = show(config.eval.stop_reward), "set eval.interval, or remove it"
-    return [Problem(path="eval.stop_reward", rule="be null without eval.interval", value=value, fix=fix)]
+    reward = show(config.eval.stop_reward)
+    rule, fix = f"be set with eval.stop_reward={reward}", "set eval.interval=1, or eval.stop_reward=null"
+    return [Problem(path="eval.interval", rule=rule, value="null", fix=fix)]
 
 
 @rule

@@ -7,8 +7,9 @@ from operator import attrgetter
 
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
+from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
-from rlscale.config.rules.conditions import is_sft, uses_engines
+from rlscale.config.rules.conditions import is_sft, overlaps, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -145,6 +146,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("rollout.pause_mode",),
+        when=lambda config: config.train.lora.rank > 0 and config.train.lora.sync == LoraSync.adapter,
+        why="train.lora.sync=adapter lets running requests keep their version",
+    ),
+    IgnoredKey(
+        names=("rollout.pause_mode",),
         when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
         why="with rollout.update_mode=boundary no request is running during a weight update",
     ),
@@ -162,6 +168,16 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=("eval.keep_last",),
         when=lambda config: (config.eval.function_path or config.rollout.function_path) is not None,
         why="an eval function returns rewards, not samples",
+    ),
+    IgnoredKey(
+        names=("eval.max_weight_versions", "eval.max_concurrency"),
+        when=lambda config: not overlaps(config),
+        why="no evaluation runs while the trainer works",
+    ),
+    IgnoredKey(
+        names=("eval.max_concurrency",),
+        when=lambda config: (config.eval.function_path or config.rollout.function_path) is not None,
+        why="an eval function makes its requests itself",
     ),
     IgnoredKey(
         names=("eval.custom_log_function_path",),

@@ -7,10 +7,17 @@ import re
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.groups.cluster import Device
-from rlscale.config.groups.fsdp import AttnImplementation
+from rlscale.config.groups.fsdp import FLASH_ATTENTION, AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.groups.train import QkvFormat, TrainBackendName
-from rlscale.config.rules.conditions import is_sft, keeps_old_policies, uses_external_engines, uses_megatron
+from rlscale.config.groups.train import ComputeDtype, LoraSync, QkvFormat, TrainBackendName
+from rlscale.config.rules.conditions import (
+    is_sft,
+    keeps_old_policies,
+    offloads_engines,
+    uses_engines,
+    uses_external_engines,
+    uses_megatron,
+)
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -87,10 +94,11 @@ def old_logprobs_have_one_source(config: RunConfig) -> list[Problem]:
 
 @rule
 def distillation_has_a_teacher(config: RunConfig) -> list[Problem]:
-    if not uses_teacher(config.algo) or config.model.teacher_load is not None:
+    model = config.model
+    if not uses_teacher(config.algo) or any((model.teacher_load, model.teacher_url, config.data.teacher_by_source)):
         return []
     rule = f"be set with algo.opd_kl_coef={config.algo.opd_kl_coef:g}"
-    fix = "set it to the Hugging Face folder of the teacher"
+    fix = "set it to the Hugging Face folder of the teacher, or model.teacher_url to its server"
     return [Problem(path="model.teacher_load", rule=rule, value="null", fix=fix)]
 
 
@@ -161,7 +169,8 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
 
     rollout = config.rollout
     if config.train.backend != TrainBackendName.fsdp:
-        add("train.backend", "be fsdp", str(config.train.backend), "choose train=fsdp")
+        fix = "choose train=fsdp; Megatron-core merges projections, which rounds differently"
+        add("train.backend", "be fsdp", str(config.train.backend), fix)
     if rollout.max_staleness:
         add("rollout.max_staleness", "be 0", show(rollout.max_staleness), "set it to 0; older weights change logprobs")
     if rollout.engine == EngineKind.embedded and not rollout.deterministic:
@@ -204,6 +213,24 @@ def lora_is_supported(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def adapters_can_be_sent_alone(config: RunConfig) -> list[Problem]:
+    """Engines must keep the base of the adapters, and apply adapters by request."""
+    lora = config.train.lora
+    if not lora.rank or lora.sync != LoraSync.adapter or not uses_engines(config):
+        return []
+    path, fix = "train.lora.sync", "set train.lora.sync=merged"
+    engine = EngineKind.external if uses_external_engines(config) else config.rollout.engine
+    problems = []
+    if engine != EngineKind.embedded:
+        rule = f"be merged with rollout.engine={engine}"
+        problems.append(Problem(path=path, rule=rule, value=lora.sync, fix=f"{fix}, or rollout.engine=embedded"))
+    if offloads_engines(config):
+        rule = "be merged where engines release their weights (cluster.offload_rollout)"
+        problems.append(Problem(path=path, rule=rule, value=lora.sync, fix=f"{fix}, or cluster.offload_rollout=false"))
+    return problems
+
+
+@rule
 def environment_variable_names_are_valid(config: RunConfig) -> list[Problem]:
     wrong = [name for name in config.train.env_vars if not re.fullmatch(r"[A-Za-z_]\w*", name)]
     rule, fix = "contain names of environment variables", "use letters, digits and _"
@@ -211,9 +238,10 @@ def environment_variable_names_are_valid(config: RunConfig) -> list[Problem]:
 
 
 def _has_flash_attention(config: RunConfig) -> bool:
-    """Whether FSDP surely computes flash attention: there is CUDA, and context parallelism has its own attention."""
-    is_chosen = config.fsdp.attn_implementation == AttnImplementation.flash_attention_2
-    return is_chosen and config.cluster.device == Device.cuda and config.fsdp.context_parallel_size == 1
+    """Whether FSDP surely computes flash attention: not without CUDA, in float32, or with context parallelism."""
+    has_kernel = config.cluster.device == Device.cuda and config.train.dtype != ComputeDtype.float32
+    is_chosen = config.fsdp.attn_implementation in FLASH_ATTENTION
+    return is_chosen and has_kernel and config.fsdp.context_parallel_size == 1
 
 
 IGNORED: tuple[IgnoredKey, ...] = (
@@ -230,7 +258,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     IgnoredKey(
         names=("train.share_prompts",),
         when=_has_flash_attention,
-        why="fsdp.attn_implementation=flash_attention_2 computes every sample separately",
+        why="flash attention (fsdp.attn_implementation) computes every sample separately",
     ),
     IgnoredKey(
         names=("train.share_prompts",),
@@ -268,9 +296,14 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="rollout.max_staleness is 0, so the current weights generate every token",
     ),
     IgnoredKey(
-        names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules"),
+        names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules", "train.lora.sync"),
         when=lambda config: config.train.lora.rank == 0,
         why="train.lora.rank is 0, so there are no adapters",
+    ),
+    IgnoredKey(
+        names=("train.lora.sync",),
+        when=lambda config: not uses_engines(config),
+        why="there are no engines",
     ),
     IgnoredKey(
         names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from rlscale.config import KlType, load_config
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
+from rlscale.config.load import load_config_with_notes
 from tests.unit.config.config_errors import config_errors, only_error
 
 GROUPS = {"algo": ["grpo", "gspo"], "experiment": ["quickstart"], "on": ["cpu"]}
@@ -38,7 +39,10 @@ CASES = [
     ),
     ("algo.eps_clip_c=1", "algo.eps_clip_c must be > 1, got 1.0; remove it to use the default, null"),
     ("rollout.temperature=0", "rollout.temperature must be > 0, got 0.0; remove it to use the default, 1.0"),
-    ("optim.lr=inf", "optim.lr must be a finite number, got Infinity; remove it to use the default, null"),
+    (
+        "optim.lr=inf",
+        "optim.lr must be a finite number, got Infinity; remove it to use 0.0005, from",
+    ),
     ("run.name=", 'run.name must not be empty, got ""; remove it to use the default, null'),
     (
         "optim.lr=1e-5,1e-4",
@@ -64,12 +68,12 @@ CASES = [
     ("data.apply_chat_template_kwargs=3", "must be a mapping, got 3; write data.apply_chat_template_kwargs.<name>="),
     ("algo.eps_clip=[1", "algo.eps_clip must be a number, got [1; remove it to use the default, 0.2"),
     ("algo.eps_clip=${", "algo.eps_clip must be a number, got ${; remove it to use the default, 0.2"),
-    ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1; remove it to use the default, 0.2"),
+    ("algo.eps_clip==0.1", "algo.eps_clip must be a number, got =0.1; write algo.eps_clip=0.1"),
     ("algo.eps_clip:0.1", "must be written as key=value, got algo.eps_clip:0.1; did you mean algo.eps_clip=0.1?"),
     ("algo.eps_clip =0.1", 'must have no space next to its name, got "algo.eps_clip =0.1"; write algo.eps_clip=0.1'),
     ("algo =gspo", 'algo must have no space next to its name, got "algo =gspo"; write algo=gspo'),
     ("algo=[gspo", "algo must be one of its options, got [gspo; did you mean gspo?"),
-    ("=3", "=3 must be written as key=value, got =3; write key=value or group=option"),
+    ("=3", "=3 must be written as key=value, got =3; write <group>.<key>=<value> or"),
     ("batch.micro_batch_size=1e3", "must be an integer, got 1000.0; write batch.micro_batch_size=1000"),
     ("batch.micro_batch_size=null", "must be an integer, got null; remove it to use the default, 1"),
     ("run.name=a,b", "add -m to run one job per value, or write 'run.name=\"a,b\"'"),
@@ -111,8 +115,8 @@ CASES = [
     ("algo={a: 1}", 'algo must be one of its options, got {"a": 1}'),
     ("batch.micro_batch_size=${batch.foo}", "batch.micro_batch_size must refer to a key that exists"),
     ("hydra.foo=3", "hydra.foo must be a key of Hydra, got 3"),
-    ("", '"" must be written as key=value, got ""; write key=value or group=option'),
-    (" ", '" " must be written as key=value, got " "; write key=value or group=option'),
+    ("", '"" must be written as key=value, got ""; write <group>.<key>=<value> or'),
+    (" ", '" " must be written as key=value, got " "; write <group>.<key>=<value> or'),
     ("data.num_rollout=9223372036854775808", "data.num_rollout must fit into 64 bits, got 9223372036854775808; remove"),
     ("rollout.stop_token_ids=[9223372036854775808]", "must fit into 64 bits, got [9223372036854775808]; remove it"),
     ("algo.eps_clip=choice(0.1,0.2", "must close the bracket (, got choice(0.1,0.2; write 'algo.eps_clip=choice("),
@@ -266,6 +270,23 @@ WORDS = [
 NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", ".", "data.apply_chat_template_kwargs.a"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "warning"),
+    [
+        (("optim.lr=1e-4", "optim.lr=1e-5"), "optim.lr is given 2 times; the last one is used"),
+        (("algo=gspo", "algo=grpo", "+algo=gspo"), "algo is given 3 times; the last one is used"),
+        (("~algo",), "~algo selects no option, so its keys have their defaults; algo=null says the same"),
+    ],
+)
+def test_what_has_no_effect_is_a_warning(overrides: tuple[str, ...], warning: str) -> None:
+    assert warning in load_config_with_notes(overrides, to_run=False).warnings
+
+
+def test_several_trackers_are_a_list_of_options() -> None:
+    logging = load_config(["logging=[wandb,tensorboard]", "logging.wandb.mode=offline"]).logging
+    assert logging.wandb.enabled and logging.tensorboard.enabled
+
+
 @pytest.mark.slow
 @given(
     st.lists(
@@ -277,5 +298,6 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
 def test_any_invalid_override_is_a_problem(words: list[tuple[str, str, str]]) -> None:
     found = config_errors(*(f"{sign}{name}={value}" for sign, name, value in words))
     assert all(" must " in problem for problem in found)
-    of_hydra = ("append", "Could not", "full_key", "Error")
+    # Not "Error" alone: the default of agent.policy_errors has names of exceptions.
+    of_hydra = ("append", "Could not", "full_key", "KeyError", "AttributeError", "ValidationError", "Exception:")
     assert not any(text in problem for problem in found for text in of_hydra)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config import load_config
-from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders, natural_order
 from tests.unit.config.config_errors import config_errors, only_error
 
 MINE = """\
@@ -58,7 +58,7 @@ def test_errors_in_a_file_are_reported_with_their_line(folder: Path) -> None:
         "train.sed must be a known key, got 3; did you mean train.seed? (command line)",
         f"algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? ({file}:17)",
         f"algo.eps_clip must be a number, got abc; remove it to use the default, 0.2 ({file}:18)",
-        f"optim.lr must be >= 0, got -1.0; remove it to use the default, null ({file}:20)",
+        f"optim.lr must be >= 0, got -1.0; remove it to use 2e-05: the default with train.backend=fsdp ({file}:20)",
     ]
 
 
@@ -88,7 +88,11 @@ FILE_CASES = [
     ("batch:\n\t- 1\n", "{file} must be valid YAML, got", 3),
     ("- 1\n", "{file} must set keys, each as `name: value`, got", 1),
     ("algo:\n  eps_clip: 1\n  eps_clip: 2\n", "{file} must set each key once, got eps_clip", 4),
-    ("algo: 3\n", "algo must be set one key at a time, got 3; set one of its keys, e.g. algo.", 2),
+    (
+        "algo: 3\n",
+        "algo must be set one key at a time, got 3; set one of its keys, e.g. `advantage_",
+        2,
+    ),
     ("algo: null\n", "algo must be set one key at a time, got null", 2),
     ("modle:\n  num_layers: 3\n", 'modle must be a known group, got {"num_layers": 3}; did you mean model?', 2),
     ("algo:\n  eps_clip: ???\n", "algo.eps_clip must be set, got nothing", 3),
@@ -98,6 +102,11 @@ FILE_CASES = [
     ("defaults: {a: 1}\n", 'defaults must be a list, got {"a": 1}; write `- override /<group>: <option>`', 2),
     ("defaults:\n  - [1]\n", "defaults must have one `group: option` pair per entry, got [1]", 3),
     ("defaults:\n  - override /algo: gspoo\n", "algo must be one of its options, got gspoo; did you mean gspo?", 3),
+    (
+        "defaults:\n  - override /fault_tolerance: on\n",
+        'fault_tolerance must be one of its options, got true; write "on" in quotes; options: on, spot',
+        3,
+    ),
     ("defaults:\n  - override /modle: hf\n", "modle must be a known group, got hf; did you mean model?", 3),
     ("defaults:\n  - /algo: gspo\n", 'algo must be selected with override and a slash, got "/algo: gspo"; write', 3),
     (
@@ -178,6 +187,13 @@ def test_a_binary_file(folder: Path) -> None:
     assert "mine.yaml must be a text file that contains YAML, got" in found
 
 
+def test_the_option_on_is_written_in_quotes(folder: Path) -> None:
+    (folder / "experiment" / "mine.yaml").write_text(
+        '# @package _global_\ndefaults:\n  - quickstart\n  - override /fault_tolerance: "on"\n'
+    )
+    assert load_config(["experiment=mine"], config_dir=folder).fault_tolerance.enabled
+
+
 def test_an_option_may_start_from_another(folder: Path) -> None:
     write(folder, "defaults:\n  - gspo\n  - _self_\neps_clip: 0.7\n", "algo/wide")
     write(folder, "# @package _global_\ndefaults:\n  - quickstart\n  - _self_\nbatch:\n  rollout_batch_size: 4\n")
@@ -237,3 +253,9 @@ def test_rules_are_checked_despite_a_dotted_name(folder: Path) -> None:
     write(folder, MINE + "algo.eps_clip: 0.1\n")
     found = config_errors("experiment=mine", "batch.global_batch_size=3", "algo.eps_clip=0.3", config_dir=folder)
     assert [text.split(" ")[0] for text in found] == ["algo.eps_clip", "batch.global_batch_size"]
+
+
+def test_options_have_a_natural_order() -> None:
+    names = ["tp16", "tp2", "a", "tp2_cp16", "10x", "tp2_cp4", "tp"]
+    assert sorted(names, key=natural_order) == ["10x", "a", "tp", "tp2", "tp2_cp4", "tp2_cp16", "tp16"]
+    assert ConfigFolders.find().groups()["checkpoint"][:4] == ["every_1", "every_20", "every_60", "every_100"]

@@ -45,7 +45,7 @@ def test_a_key_without_effect_has_a_warning() -> None:
 
 
 def test_an_unsupported_key_is_marked() -> None:
-    assert "Not supported yet" in explained("data.multimodal_keys").not_built
+    assert "Not supported yet" in explained("megatron.fp8").not_built
 
 
 def test_a_required_key() -> None:

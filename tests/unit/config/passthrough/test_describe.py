@@ -14,6 +14,11 @@ class Mode(enum.Enum):
     slow = "slow"
 
 
+class Number(enum.Enum):
+    one = 1
+    two = enum.auto()
+
+
 @dataclass
 class AsDataclass:
     model_path: str
@@ -63,6 +68,7 @@ def test_anything_else_is_refused() -> None:
         (list[str | int], "list[str|int]"),
         (Annotated[str | None, "x"], "str|null"),
         (object, "any"),
+        (Number | None, '"one"|"two"|null'),
         (int | int, "int"),
     ],
 )

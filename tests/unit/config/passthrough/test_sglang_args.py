@@ -23,6 +23,26 @@ def test_arguments_of_the_server_are_keys_of_the_group() -> None:
     assert to_dict(config)["sglang"]["page_size"] == 16
 
 
+def test_values_of_the_environment_get_the_type_of_the_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBER", "16")
+    config = load_config(
+        [SGLANG, "sglang.page_size=${oc.env:NUMBER}", "sglang.max_running_requests=${batch.rollout_batch_size}"]
+    )
+    assert config.sglang.server_args == {"page_size": 16, "max_running_requests": config.batch.rollout_batch_size}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("${oc.env:NO_SUCH}", "must refer to an environment variable that is set, got ${oc.env:NO_SUCH}; set NO_SUCH"),
+        ("${oc.env:NO_SUCH,many}", "must be an integer, got many; remove it to use the library's default"),
+        ("${batch.no_such}", "must refer to a key that exists, got ${batch.no_such}; "),
+    ],
+)
+def test_wrong_interpolations_of_arguments_are_reported(value: str, message: str) -> None:
+    assert f"sglang.dp_size {message}" in only_error([SGLANG, f"sglang.dp_size={value}"])
+
+
 def test_a_written_config_reads_back(tmp_path: Path) -> None:
     config = load_config([SGLANG, "sglang.page_size=16", "sglang.cuda_graph_config={decode:{max_bs:8}}"])
     folder = tmp_path / "experiment"

@@ -92,6 +92,8 @@ def test_resolving_twice_derives_nothing_more() -> None:
         ({}, "eval.label_key", "label"),
         ({"eval.prompt_data": ["f.jsonl"]}, "eval.prompt_data", ["eval", "f.jsonl"]),
         ({"optim.lr_warmup_iters": 5}, "optim.warmup_ratio", 0.0),
+        ({"train.backend": "fsdp"}, "optim.warmup_ratio", 0.03),
+        ({"train.backend": "megatron"}, "optim.warmup_ratio", 0.0),
         ({"cluster.colocate": True}, "cluster.offload_train", True),
         ({"cluster.colocate": True}, "cluster.offload_rollout", True),
         ({"cluster.offload": True}, "cluster.offload_train", True),

@@ -164,7 +164,10 @@ datasets:
         ({"stop": "{a: 1}"}, "eval.datasets[0].stop that must be valid"),
         ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 that must be valid"),
         ({"metadata_overrides": "3"}, "eval.datasets[0].metadata_overrides that must be valid"),
-        ({"multimodal_keys": "{image: images}"}, "no eval.datasets[0].multimodal_keys (not supported yet"),
+        (
+            {"multimodal_keys": "{image: images}"},
+            "no eval.datasets[0].multimodal_keys: every set has",
+        ),
         ({"n_samples_per_prompt": "1", "n_samples_per_eval_prompt": "2"}, "have one of eval.datasets[0].n_samples_"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE_HERE}"}, "name a readable YAML file"),
     ],

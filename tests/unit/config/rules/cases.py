@@ -1,6 +1,7 @@
 """All cases of the rules between keys."""
 
 from tests.unit.config.rules import (
+    cases_agent,
     cases_algo,
     cases_cluster,
     cases_library_args,
@@ -9,6 +10,7 @@ from tests.unit.config.rules import (
     cases_parallel,
     cases_rewards,
     cases_sampling_params,
+    cases_sandbox,
     cases_training,
 )
 from tests.unit.config.rules.valid_config import Values
@@ -23,5 +25,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     *cases_rewards.CASES,
     *cases_sampling_params.CASES,
     *cases_network.CASES,
+    *cases_agent.CASES,
+    *cases_sandbox.CASES,
 ]
 """Name of a rule, values that violate it, a part of the message, and similar values that satisfy it."""

@@ -4,6 +4,7 @@ from rlscale.config import EngineKind
 from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, SFT, SGLANG, Values
 
 ADDRESSES = "rollout.external_engine_addrs"
+SCRIPTED = {"rollout.engine": "scripted", "rollout.script_path": "my_script:answer"}
 CHANNEL = "train.weight_channel"
 ON_GPUS: Values = {"cluster.device": "cuda", "cluster.colocate": True}
 
@@ -244,6 +245,27 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3_moe"},
         "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
         {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3"},
+    ),
+    (
+        "scripted_engine_has_a_script",
+        {"rollout.engine": "scripted", "debug.rollout_only": True},
+        "rollout.script_path must be set with rollout.engine=scripted, got null; set it, e.g. "
+        "rollout.script_path=my_script:answer",
+        {**SCRIPTED, "debug.rollout_only": True},
+    ),
+    (
+        "scripted_engine_has_a_script",
+        {"rollout.engine": "scripted", "debug.rollout_only": True, "rollout.script_path": "answers/1.txt"},
+        "rollout.script_path must be package.module:name or a .jsonl file, got answers/1.txt; write e.g. "
+        "my_script:answer",
+        {**SCRIPTED, "debug.rollout_only": True, "rollout.script_path": "answers.jsonl"},
+    ),
+    (
+        "scripted_engine_does_not_train",
+        SCRIPTED,
+        "debug.rollout_only must be true with rollout.engine=scripted, got false; set debug.rollout_only=true, or "
+        "choose rollout=embedded; the policy did not sample the answers of a script",
+        {**SCRIPTED, "debug.rollout_only": True},
     ),
     (
         "external_engines_have_addresses",

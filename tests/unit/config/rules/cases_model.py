@@ -3,6 +3,11 @@
 from tests.unit.config.rules.valid_config import MEGATRON, QWEN3_FOLDER, Values
 
 QWEN3: Values = {"model.build": None, "model.hf_checkpoint": QWEN3_FOLDER}
+IMAGES: Values = {
+    "data.multimodal_keys": {"image": "images"},
+    "data.apply_chat_template": True,
+    "model.build": "tiny_qwen3_vl",
+}
 FROM_HF: Values = {"model.use_hf_config_for_megatron": True}
 
 CASES: list[tuple[str, Values, str, Values]] = [
@@ -58,10 +63,10 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "lengths_fit",
+        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 101},
+        "rollout.max_response_len must be at most rollout.max_context_len=100, got 101; set "
+        "rollout.max_response_len=100 or less",
         {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 100},
-        "rollout.max_response_len must be at most rollout.max_context_len=100 minus a prompt of 1 token, "
-        "got 100; set rollout.max_response_len=99 or less",
-        {"rollout.max_context_len": 100, "rollout.max_prompt_len": 60, "rollout.max_response_len": 99},
     ),
     (
         "lengths_fit",
@@ -85,10 +90,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "lengths_fit",
+        {"eval.max_response_len": 2001, "rollout.max_context_len": 2000},
+        "eval.max_response_len must be at most rollout.max_context_len=2000, got 2001; set eval.max_response_len=2000",
         {"eval.max_response_len": 2000, "rollout.max_context_len": 2000},
-        "eval.max_response_len must be at most rollout.max_context_len=2000 minus a prompt of 1 token, got "
-        "2000; set eval.max_response_len=1999 or less",
-        {"eval.max_response_len": 1999, "rollout.max_context_len": 2000},
     ),
     (
         "lengths_fit",
@@ -157,12 +161,33 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "media_need_the_chat_template",
         {"data.multimodal_keys": {"image": "images"}},
         "data.apply_chat_template must be true with data.multimodal_keys, got false",
-        {"data.multimodal_keys": {"image": "images"}, "data.apply_chat_template": True},
+        IMAGES,
+    ),
+    (
+        "images_need_a_model_that_reads_them",
+        {**IMAGES, "model.build": "tiny_qwen3"},
+        "data.multimodal_keys must be null with model.model_type=qwen3, got",
+        IMAGES,
+    ),
+    *(
+        (
+            "images_need_their_features",
+            {**IMAGES, path: value},
+            f"{path} must be {needed} with data.multimodal_keys (not supported yet), got",
+            IMAGES,
+        )
+        for path, value, needed in (
+            ("agent.tools", ["a:b"], "null"),
+            ("buffer.url", "http://127.0.0.1:1", "null"),
+            ("fsdp.context_parallel_size", 2, "1"),
+            ("train.lora.rank", 4, "0"),
+            ("train.true_on_policy_mode", True, "false"),
+        )
     ),
     (
         "media_need_the_chat_template",
         {"data.multimodal_keys": {"images": "images"}, "data.apply_chat_template": True},
-        "data.multimodal_keys must have keys among image, video, audio, got images; did you mean image?",
+        "data.multimodal_keys must have the key image only, got images; did you mean image?",
         {},
     ),
     (

@@ -6,6 +6,18 @@ URL = "http://10.0.0.1:8889"
 
 CASES: list[tuple[str, Values, str, Values]] = [
     (
+        "gateway_host_is_an_address",
+        {"gateway.enabled": True, "gateway.host": "0.0.0.0"},
+        "gateway.host must be the address of one interface, got 0.0.0.0; write the address at which agents reach",
+        {"gateway.enabled": True, "gateway.host": "10.0.0.1"},
+    ),
+    (
+        "gateway_host_is_an_address",
+        {"gateway.enabled": True, "gateway.host": "http://node:80"},
+        "got http://node:80",
+        {"gateway.host": "http://node:80"},
+    ),
+    (
         "buffer_url_is_a_url",
         {"buffer.url": "10.0.0.1:8889"},
         "buffer.url must be http://<host>:<port> or https://<host>:<port>, got 10.0.0.1:8889; write e.g. " + URL,

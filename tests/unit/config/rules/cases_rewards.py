@@ -7,6 +7,7 @@ from tests.unit.config.rules.valid_config import SFT, SGLANG, Values
 NAMED: Values = {"reward.type": None, "reward.functions": {"right": "math", "style": "my_rewards:style"}}
 WEIGHTED: Values = {**NAMED, "reward.weights": {"right": 1.0}}
 
+FROZEN: Values = {"sglang.config": "models.yaml"}
 JUDGED: Values = {"reward.type": "judge", "reward.engine.num_gpus": 1}
 
 CASES: list[tuple[str, Values, str, Values]] = [
@@ -34,6 +35,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**JUDGED, "reward.engine.num_gpus_per_engine": 12},
         "reward.engine.num_gpus_per_engine must be at most cluster.num_gpus_per_node=8, or a multiple of it, got 12",
         {**JUDGED, "reward.engine.num_gpus_per_engine": 16},
+    ),
+    (
+        "frozen_models_are_in_a_file",
+        {**SGLANG, "sglang.frozen_models": {"ref": {"num_gpus": 1}}},
+        'sglang.frozen_models must be empty without sglang.config, got {"ref": {"num_gpus": 1}}',
+        {**SGLANG, "sglang.frozen_models": {"ref": {"num_gpus": 1}}, "sglang.config": "models.yaml"},
+    ),
+    (
+        "frozen_models_fit_nodes",
+        {**SGLANG, **FROZEN, "sglang.frozen_models": {"ref": {"num_gpus": 12, "num_gpus_per_engine": 12}}},
+        "sglang.config must have num_gpus_per_engine of at most cluster.num_gpus_per_node=8, or a multiple of it",
+        {**SGLANG, **FROZEN, "sglang.frozen_models": {"ref": {"num_gpus": 16, "num_gpus_per_engine": 16}}},
     ),
     (
         "reward_engine_kind_is_set",
@@ -330,7 +343,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "stop_reward_needs_evaluation",
         {"eval.stop_reward": 0.5},
-        "eval.stop_reward must be null without eval.interval, got 0.5",
+        "eval.interval must be set with eval.stop_reward=0.5, got null; set eval.interval=1, or eval.stop_reward=null",
         {"eval.stop_reward": 0.5, "eval.interval": 5},
     ),
     (
@@ -363,6 +376,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"debug.rollout_only": True, **SFT},
         "debug.rollout_only must be false with algo.loss_type=sft_loss, got true",
         {"debug.rollout_only": True},
+    ),
+    (
+        "profiled_rollouts_are_in_the_run",
+        {"debug.profile_rollouts": [0, 500], "data.num_rollout": 20},
+        "debug.profile_rollouts must be below data.num_rollout=20, got [0, 500]; the last rollout is 19; write numbers",
+        {"debug.profile_rollouts": [0, 19], "data.num_rollout": 20},
     ),
     (
         "dump_files_differ",

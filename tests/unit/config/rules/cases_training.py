@@ -58,8 +58,69 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "distillation_has_a_teacher",
         {"algo.opd_kl_coef": 0.5},
         "model.teacher_load must be set with algo.opd_kl_coef=0.5, got null; set it to the Hugging Face "
-        "folder of the teacher",
+        "folder of the teacher, or model.teacher_url to its server",
         {"algo.opd_kl_coef": 0.5, "model.teacher_load": "/teacher"},
+    ),
+    (
+        "teacher_url_is_a_url",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "127.0.0.1:30000"},
+        "model.teacher_url must be the URL of a server, http://<host>:<port> or https://..., got 127.0.0.1:30000; "
+        "write http://127.0.0.1:30000",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://127.0.0.1:30000"},
+    ),
+    (
+        "teacher_has_one_source",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://127.0.0.1:30000", "model.teacher_load": "/teacher"},
+        "model.teacher_load must be null with model.teacher_url, got /teacher; remove it, or remove the server; a run "
+        "has one kind of teacher",
+        {"algo.opd_kl_coef": 0.5, "data.teacher_by_source": {"math*": "http://127.0.0.1:30000"}},
+    ),
+    (
+        "divergences_over_tokens_need_a_server",
+        {"algo.opd_kl_coef": 0.5, "algo.opd_kl": "top_k", "model.teacher_load": "/teacher"},
+        "algo.opd_kl must be sampled with model.teacher_load, got top_k; remove it, or serve the teacher and set "
+        "model.teacher_url instead of model.teacher_load",
+        {"algo.opd_kl_coef": 0.5, "algo.opd_kl": "top_k", "model.teacher_url": "http://127.0.0.1:30000"},
+    ),
+    (
+        "divergences_over_tokens_need_all_logits",
+        {
+            "algo.opd_kl_coef": 0.5,
+            "algo.opd_kl": "full",
+            "model.teacher_url": "http://127.0.0.1:30000",
+            "train.backend": "megatron",
+            "megatron.tensor_model_parallel_size": 2,
+        },
+        "megatron.tensor_model_parallel_size must be 1 with algo.opd_kl=full, got 2; set it to 1, or set "
+        "algo.opd_kl=sampled",
+        {
+            "algo.opd_kl_coef": 0.5,
+            "algo.opd_kl": "full",
+            "model.teacher_url": "http://127.0.0.1:30000",
+            "train.backend": "megatron",
+        },
+    ),
+    (
+        "served_teachers_have_the_temperature_of_the_policy",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://127.0.0.1:30000", "rollout.temperature": 0.7},
+        "rollout.temperature must be 1 with a teacher behind a URL, got 0.7; set it to 1; servers return logprobs at "
+        "temperature 1",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_load": "/teacher", "rollout.temperature": 0.7},
+    ),
+    (
+        "served_teachers_score_generated_samples",
+        {
+            "algo.opd_kl_coef": 0.5,
+            "model.teacher_url": "http://127.0.0.1:30000",
+            "train.convert_samples_path": "tests.hooks:convert",
+        },
+        "train.convert_samples_path must be null with model.teacher_url, got tests.hooks:convert; remove it, or set "
+        "model.teacher_load instead of the server",
+        {
+            "algo.opd_kl_coef": 0.5,
+            "model.teacher_load": "/teacher",
+            "train.convert_samples_path": "tests.hooks:convert",
+        },
     ),
     (
         "routing_replay_needs_experts",
@@ -113,7 +174,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "true_on_policy_mode_is_supported",
         {"train.true_on_policy_mode": True, "train.backend": "megatron"},
-        "train.backend must be fsdp with train.true_on_policy_mode, got megatron; choose train=fsdp",
+        "train.backend must be fsdp with train.true_on_policy_mode, got megatron; choose train=fsdp; Megatron-core "
+        "merges projections, which rounds differently",
         {"train.true_on_policy_mode": True, "train.backend": "fsdp"},
     ),
     (
@@ -160,6 +222,20 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"train.lora.rank": 8, "train.backend": "fsdp", "train.true_on_policy_mode": True},
         "train.true_on_policy_mode must be false with train.lora.rank=8, got true; keep one of them",
         {"train.backend": "fsdp", "train.true_on_policy_mode": True},
+    ),
+    (
+        "adapters_can_be_sent_alone",
+        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"},
+        "train.lora.sync must be merged with rollout.engine=sglang, got adapter; set train.lora.sync=merged, or "
+        "rollout.engine=embedded",
+        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "embedded"},
+    ),
+    (
+        "adapters_can_be_sent_alone",
+        {"train.lora.rank": 8, "train.lora.sync": "adapter", "cluster.offload_rollout": True},
+        "train.lora.sync must be merged where engines release their weights (cluster.offload_rollout), got adapter; "
+        "set train.lora.sync=merged, or cluster.offload_rollout=false",
+        {"train.lora.rank": 8, "train.lora.sync": "merged", "cluster.offload_rollout": True},
     ),
     (
         "environment_variable_names_are_valid",

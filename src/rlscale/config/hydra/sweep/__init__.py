@@ -7,7 +7,18 @@ first failure. CheckedLauncher wraps the selected launcher: it checks every job 
 record of each job.
 """
 
-from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, SweepResult
-from rlscale.config.hydra.sweep.run_sweep import RunSweepJob, run_sweep
+from rlscale.config.hydra.sweep.ray_launcher import ShareRay
+from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, SweepCommand, SweepResult
+from rlscale.config.hydra.sweep.run_sweep import RunSweepJob, read_sweep, run_sweep
 
-__all__ = ["Direction", "JobOutcome", "JobRecord", "RunSweepJob", "SweepResult", "run_sweep"]
+__all__ = [
+    "Direction",
+    "JobOutcome",
+    "JobRecord",
+    "RunSweepJob",
+    "ShareRay",
+    "SweepCommand",
+    "SweepResult",
+    "read_sweep",
+    "run_sweep",
+]

@@ -18,12 +18,14 @@ from rlscale.config.hydra.grammar import is_parsable
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.hydra.sweep.records import JobOutcome, JobRecord, RecordFolder
 from rlscale.config.load import CheckConfig, check_nothing, load_config_with_notes
+from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
 
 Groups = Mapping[str, Sequence[str]]
 """The options of every group."""
 
 DIED = "its process died; see the log of the machine (out of memory?)"
+LOST = "it has no result; if it still runs, rlscale-sweep shows the result later"
 
 
 _ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
@@ -36,6 +38,7 @@ class JobChecker:
         """Args: check_config: as in `load_config_with_notes`."""
         self._config_dir, self._check_config = config_dir, check_config
         self.folders: dict[frozenset[str], str] = {}  # run folder by the overrides of a job, in any order
+        self.configs: list[RunConfig] = []  # of the valid jobs
 
     def check(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
         """Raises ConfigError with `known` and the problems of all jobs, each once."""
@@ -62,6 +65,7 @@ class JobChecker:
             loaded = load_config_with_notes(overrides, config_dir=self._config_dir, check=self._check_config)
         except ConfigError as error:
             return error.problems
+        self.configs.append(loaded.config)
         folder = str(loaded.config.run.dir)
         is_taken = folder in self.folders.values()
         self.folders[frozenset(overrides)] = folder
@@ -80,10 +84,13 @@ class CheckedLauncher(Launcher):
     def __init__(
         self, inner: Launcher, checker: JobChecker, files: RecordFolder, *, groups: Groups, tolerant: bool
     ) -> None:
-        """Args: tolerant: record an invalid job as failed, even when nothing has run yet, instead of raising."""
+        """Args: tolerant: record an invalid job as failed, even when nothing has run yet, instead of raising.
+
+        Jobs with a record in `files` are not run again.
+        """
         self._inner, self._checker, self.files, self._groups = inner, checker, files, groups
         self._tolerant = tolerant
-        self.records: list[JobRecord] = []
+        self.records = list(files.read_all())
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._inner.setup(hydra_context=hydra_context, task_function=task_function, config=config)
@@ -101,21 +108,28 @@ class CheckedLauncher(Launcher):
                 invalid[job] = "; ".join(map(str, problems))
         self.records += self._run([job for job in new_jobs if job not in invalid])
         for job, error in invalid.items():
-            self.records.append(self._failed(len(self.records), job, error))
+            self.records.append(self._failed(self._next_index, job, error))
         by_overrides = {record.overrides: record for record in self.records}
         return [_as_return(by_overrides[job]) for job in jobs]
 
     def _run(self, jobs: Sequence[tuple[str, ...]]) -> list[JobRecord]:
         if not jobs:
             return []
-        first = len(self.records)
+        first = self._next_index
         try:
             returns = self._inner.launch([self._for_hydra(job) for job in jobs], first)
         except BrokenProcessPool:
             # One process died and the pool killed the others. Run each unfinished job alone to find the one that
             # dies; the others resume from their run folders.
             return [self.files.read(index) or self._run_alone(index, job) for index, job in enumerate(jobs, first)]
+        except Exception as error:  # of a launcher whose jobs run elsewhere: submitit raises that of the first lost job
+            text = f"{LOST} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            return [self.files.read(index) or self._failed(index, job, text) for index, job in enumerate(jobs, first)]
         return [done.return_value.record for done in returns]
+
+    @property
+    def _next_index(self) -> int:
+        return max((record.index for record in self.records), default=-1) + 1
 
     def _run_alone(self, index: int, overrides: tuple[str, ...]) -> JobRecord:
         try:

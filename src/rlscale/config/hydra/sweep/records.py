@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-JOBS_FOLDER = "jobs"
+from rlscale.errors import ConfigError, Problem
+
+JOBS_FOLDER, COMMAND_FILE = "jobs", "sweep.json"
 
 
 class Direction(StrEnum):
@@ -61,6 +63,34 @@ class SweepResult:
         return min(done, key=lambda pair: sign * pair[0])[1] if done else None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepCommand:
+    """The command line of a sweep, which its folder keeps for `rlscale-sweep`."""
+
+    overrides: tuple[str, ...]  # as the user typed them
+    config_dir: str | None
+    direction: Direction
+    jobs: tuple[tuple[str, ...], ...]  # overrides of each job; empty when a search chooses them
+
+    def write(self, sweep_folder: Path) -> None:
+        sweep_folder.mkdir(parents=True, exist_ok=True)
+        (sweep_folder / COMMAND_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, sweep_folder: Path) -> SweepCommand:
+        """Raises ConfigError when the folder is not that of a sweep."""
+        try:
+            values = json.loads((sweep_folder / COMMAND_FILE).read_text(encoding="utf-8"))
+            jobs = tuple(map(tuple, values["jobs"]))
+            direction = Direction(values["direction"])
+            overrides = tuple(values["overrides"])
+            return cls(overrides=overrides, config_dir=values["config_dir"], direction=direction, jobs=jobs)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            fix = f"rlscale-train -m prints it; it contains {COMMAND_FILE}"
+            problem = Problem(path="<folder>", rule="be the folder of a sweep", value=str(sweep_folder), fix=fix)
+            raise ConfigError([problem]) from error
+
+
 class JobOutcome(float):
     """The objective that a sweeper optimises (NaN: failed, or no objective), with the record of its job.
 
@@ -84,10 +114,22 @@ class RecordFolder:
     def __init__(self, sweep_folder: Path) -> None:
         self._folder = sweep_folder / JOBS_FOLDER
 
-    def clear(self) -> None:
+    def clear(self, *, keep_successful: bool = False) -> None:
         """Deletes the records of an earlier sweep in this folder."""
+        kept = {record.index for record in self.read_all() if record.error is None} if keep_successful else set()
         for file in self._folder.glob("*.json"):
-            file.unlink()
+            if int(file.stem) not in kept:
+                file.unlink()
+
+    def renumber(self, jobs: Sequence[tuple[str, ...]]) -> None:
+        """Numbers the records in the order of `jobs`, then of their indices: a repeated job has a later index."""
+        order = {job: index for index, job in enumerate(jobs)}
+        records = sorted(self.read_all(), key=lambda record: (order.get(record.overrides, len(order)), record.index))
+        if [record.index for record in records] == list(range(len(records))):
+            return
+        self.clear()
+        for index, record in enumerate(records):
+            self.write(replace(record, index=index))
 
     def write(self, record: JobRecord) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

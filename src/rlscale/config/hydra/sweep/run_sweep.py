@@ -9,24 +9,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.hydra import Hydra
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.types import HydraContext, RunMode, TaskFunction
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.errors import ALL_KEYS
-from rlscale.config.hydra.compose import make_loader
-from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.internals import Loader, compose_sweep, make_loader, sweep_context
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, interval_problems, some_jobs, value_problems
 from rlscale.config.hydra.sweep.job_launcher import CheckedLauncher, JobChecker, user_overrides
 from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, count_problems, register_sweeper
-from rlscale.config.hydra.sweep.records import Direction, JobOutcome, JobRecord, RecordFolder, SweepResult
+from rlscale.config.hydra.sweep.ray_launcher import ShareRay, register_launcher, shared_ray
+from rlscale.config.hydra.sweep.records import (
+    Direction,
+    JobOutcome,
+    JobRecord,
+    RecordFolder,
+    SweepCommand,
+    SweepResult,
+)
 from rlscale.config.load import CheckConfig, LoadedConfig, check_nothing, load_config_with_notes
 from rlscale.errors import ConfigError, Problem
 
@@ -42,6 +47,8 @@ def run_sweep(
     run_loaded: RunSweepJob,
     config_dir: Path | None = None,
     check_config: CheckConfig = check_nothing,
+    share_ray: ShareRay | None = None,
+    resume: bool = False,
 ) -> SweepResult:
     """Runs all jobs of `overrides`; the sweep continues when a job raises or its process dies.
 
@@ -51,6 +58,8 @@ def run_sweep(
         run_loaded: runs one job; called when all jobs that are known in advance are valid.
         config_dir: as in `load_config`.
         check_config: finds further problems of what a config names, e.g. files and packages.
+        share_ray: the Ray of all jobs with `hydra/launcher=ray`. None: jobs do not use Ray.
+        resume: keep the records of successful jobs in the folder, and run the others only.
 
     Raises: ConfigError with the problems of all jobs, before the first one starts.
     """
@@ -60,6 +69,7 @@ def run_sweep(
         raise ConfigError([*line.problems, *value_problems(line)])
     loader = make_loader(folders)
     register_sweeper()
+    register_launcher()
     checker = JobChecker(config_dir, check_config)
     master = _compose(line, loader, checker)
     if searching := _searches(master):
@@ -68,35 +78,46 @@ def run_sweep(
         checker.check_some(some_jobs(line), known=[*line.problems, *value_problems(line)])
     else:
         checker.check(all_jobs(line), known=[*line.problems, *interval_problems(line)])
-    # Remove old records only now that the sweep is valid.
     folder = Path(str(master.hydra.sweep.dir))
-    files = RecordFolder(folder)
-    files.clear()
-    context = HydraContext(config_loader=loader, callbacks=Callbacks())
-    sweeper = _make_sweeper(master, context, _task(run_loaded, config_dir, files))
-    launcher = CheckedLauncher(sweeper.launcher, checker, files, groups=folders.groups(), tolerant=searching)
-    sweeper.launcher = launcher
-    direction = Direction(master.hydra.sweeper.get("direction", Direction.maximize))
-    try:
-        sweeper.sweep(arguments=list(master.hydra.overrides.task))
-    except KeyboardInterrupt:
-        done = tuple(files.read_all())
-        return SweepResult(folder=folder, jobs=done, direction=direction, interrupted=True)
-    return SweepResult(folder=folder, jobs=tuple(launcher.records), direction=direction)
+    command = SweepCommand(
+        overrides=tuple(overrides),
+        config_dir=None if config_dir is None else str(config_dir),
+        direction=Direction(master.hydra.sweeper.get("direction", Direction.maximize)),
+        jobs=() if searching else tuple(map(user_overrides, all_jobs(line))),
+    )
+    with shared_ray(master, checker.configs, share_ray):
+        # Remove old records only now that the sweep is valid, and Ray is there.
+        files = RecordFolder(folder)
+        files.clear(keep_successful=resume)
+        command.write(folder)
+        sweeper = _make_sweeper(master, sweep_context(loader), _task(run_loaded, config_dir, files))
+        sweeper.launcher = CheckedLauncher(
+            sweeper.launcher, checker, files, groups=folders.groups(), tolerant=searching
+        )
+        interrupted = False
+        try:
+            sweeper.sweep(arguments=list(master.hydra.overrides.task))
+        except KeyboardInterrupt:
+            interrupted = True
+        # The jobs of a resumed sweep got numbers after those of its records.
+        files.renumber(command.jobs)
+    return read_sweep(folder, interrupted=interrupted)
 
 
-def _compose(line: CommandLine, loader: ConfigLoader, checker: JobChecker) -> DictConfig:
+def read_sweep(folder: Path, *, interrupted: bool = False) -> SweepResult:
+    """The finished jobs of a sweep, in its folder; raises ConfigError when there is no sweep."""
+    command = SweepCommand.read(folder)
+    jobs = tuple(RecordFolder(folder).read_all())
+    return SweepResult(folder=folder, jobs=jobs, direction=command.direction, interrupted=interrupted)
+
+
+def _compose(line: CommandLine, loader: Loader, checker: JobChecker) -> DictConfig:
     """The config of the sweep itself: its launcher, sweeper and folder."""
     wrong = hydra_problems(line, loader)
     if wrong:
         checker.check_some(some_jobs(line), known=[*line.problems, *wrong, *value_problems(line)])
     try:
-        return Hydra(task_name="rlscale", config_loader=loader).compose_config(
-            config_name=PRIMARY,
-            overrides=[*line.overrides, *_sweep_folder(line)],
-            run_mode=RunMode.MULTIRUN,
-            with_log_configuration=False,
-        )
+        return compose_sweep(loader, [*line.overrides, *_sweep_folder(line)])
     except (HydraException, OmegaConfBaseException) as error:
         checker.check_some(
             some_jobs(line), known=[*line.problems, *value_problems(line)]

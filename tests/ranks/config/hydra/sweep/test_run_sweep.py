@@ -2,6 +2,10 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
+
+import pytest
 
 from rlscale.config import LoadedConfig
 from rlscale.config.hydra.sweep import run_sweep
@@ -23,3 +27,18 @@ def test_joblib_runs_jobs_in_processes_and_records_one_that_dies() -> None:
     assert [job.index for job in result.jobs] == [0, 1, 2, 3, 4]
     errors = [job.error for job in result.jobs]
     assert "its process died" in str(errors[2]) and errors[3] == "RuntimeError: engine 0 died"
+
+
+@pytest.mark.nightly
+def test_submitit_records_a_job_that_dies_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # The processes of submitit import this module by its name.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    words = ("hydra/launcher=submitit_local", "algo.eps_clip=0.1,0.3,0.4")
+    result = run_sweep(words, run_loaded=objective_of)
+    assert [job.objective for job in result.jobs] == [0.1, None, None]
+    errors = [str(job.error) for job in result.jobs]
+    assert (
+        errors[1].startswith("it has no result; if it still runs, rlscale-sweep shows") and "Uncompleted" in errors[1]
+    )
+    assert errors[2] == "RuntimeError: engine 0 died"

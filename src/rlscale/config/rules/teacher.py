@@ -1,0 +1,93 @@
+"""Rules about teachers behind URLs: on-policy distillation from a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlscale.config.addresses import advise_url, public_url
+from rlscale.config.errors import show
+from rlscale.config.groups.algo import has_teacher_loss, uses_teacher
+from rlscale.config.rules.conditions import asks_teachers, uses_megatron
+from rlscale.config.rules.rule import rule
+from rlscale.config.run_config import RunConfig
+from rlscale.errors import Problem
+
+_EXAMPLE = "http://10.0.0.1:30000"
+
+
+def _servers(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The URLs of the config by their keys."""
+    if config.model.teacher_url is not None:
+        yield "model.teacher_url", config.model.teacher_url
+    for name, url in config.data.teacher_by_source.items():
+        yield f"data.teacher_by_source.{name}", url
+
+
+@rule
+def teacher_url_is_a_url(config: RunConfig) -> list[Problem]:
+    rule = "be the URL of a server, http://<host>:<port> or https://..."
+    return [
+        Problem(path=path, rule=rule, value=public_url(url), fix=fix)
+        for path, url in _servers(config)
+        if (fix := advise_url(url, example=_EXAMPLE)) is not None
+    ]
+
+
+@rule
+def teacher_has_one_source(config: RunConfig) -> list[Problem]:
+    """A teacher is a model of the trainer, or it is served."""
+    if config.model.teacher_load is None or not uses_teacher(config.algo):
+        return []
+    for path, _ in _servers(config):
+        rule, fix = f"be null with {path}", "remove it, or remove the server; a run has one kind of teacher"
+        return [Problem(path="model.teacher_load", rule=rule, value=config.model.teacher_load, fix=fix)]
+    return []
+
+
+@rule
+def divergences_over_tokens_need_a_server(config: RunConfig) -> list[Problem]:
+    """A teacher of the trainer returns the logprobs of the sampled tokens alone."""
+    algo = config.algo
+    if not has_teacher_loss(algo) or config.model.teacher_load is None:
+        return []
+    fix = "remove it, or serve the teacher and set model.teacher_url instead of model.teacher_load"
+    return [Problem(path="algo.opd_kl", rule="be sampled with model.teacher_load", value=algo.opd_kl, fix=fix)]
+
+
+@rule
+def divergences_over_tokens_need_all_logits(config: RunConfig) -> list[Problem]:
+    """Tensor-parallel ranks of Megatron-core divide the vocabulary."""
+    size = config.megatron.tensor_model_parallel_size
+    if not has_teacher_loss(config.algo) or not uses_megatron(config) or size == 1:
+        return []
+    rule, fix = f"be 1 with algo.opd_kl={config.algo.opd_kl}", "set it to 1, or set algo.opd_kl=sampled"
+    return [Problem(path="megatron.tensor_model_parallel_size", rule=rule, value=show(size), fix=fix)]
+
+
+@rule
+def served_teachers_have_the_temperature_of_the_policy(config: RunConfig) -> list[Problem]:
+    """Servers return logprobs of given tokens at temperature 1."""
+    if not asks_teachers(config) or config.rollout.temperature == 1:
+        return []
+    rule, fix = "be 1 with a teacher behind a URL", "set it to 1; servers return logprobs at temperature 1"
+    return [Problem(path="rollout.temperature", rule=rule, value=show(config.rollout.temperature), fix=fix)]
+
+
+@rule
+def served_teachers_score_generated_samples(config: RunConfig) -> list[Problem]:
+    """Samples get the logprobs of a teacher when the run has generated and graded them."""
+    given = {
+        "buffer.url": config.buffer.url,
+        "debug.load_rollout_data": config.debug.load_rollout_data,
+        "rollout.function_path": config.rollout.function_path,
+        "train.convert_samples_path": config.train.convert_samples_path,
+    }
+    servers = [path for path, _ in _servers(config)]
+    if not servers or not uses_teacher(config.algo):
+        return []
+    rule, fix = f"be null with {servers[0]}", "remove it, or set model.teacher_load instead of the server"
+    return [
+        Problem(path=path, rule=rule, value=public_url(value), fix=fix)
+        for path, value in given.items()
+        if value is not None
+    ]

@@ -1,0 +1,121 @@
+"""Words of other projects: the advice names the right key, and is accepted when it is typed."""
+
+import csv
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlscale.cli.arguments import parse_arguments
+from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.keys import keys
+from rlscale.config.passthrough import is_passthrough
+
+DATA = Path(__file__).parents[2] / "data"
+GROUPS = ConfigFolders.find().groups()
+RIGHT_SHARE = 0.95
+
+
+def words() -> list[dict[str, str]]:
+    with (DATA / "wrong_words.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def advice(*typed: str) -> str:
+    """The advice for a command line with one mistake."""
+    arguments = parse_arguments(typed)
+    line = parse_command_line(arguments.overrides, GROUPS)
+    (problem,) = [*arguments.problems, *line.problems]
+    return problem.fix
+
+
+def suggested(fix: str) -> str:
+    """The override or key that an advice suggests; empty without one."""
+    found = re.search(r"did you mean ('[^']*'|[^?]*)\?", fix)
+    return shlex.split(found[1])[0] if found else ""
+
+
+def typed(word: str) -> tuple[str, ...]:
+    """The command line with a word: a flag with its value, or an override."""
+    return (word, "1") if word.startswith("--") else (f"{word}=1",)
+
+
+def test_words_of_other_projects_are_answered_with_the_right_key() -> None:
+    rows = words()
+    assert len(rows) >= 300 and len({row["word"] for row in rows}) == len(rows)
+    assert {row["source"] for row in rows} == {"verl", "TRL", "HF", "slime"}
+    unknown = {row["key"] for row in rows if row["key"] not in keys() and not is_passthrough(row["key"])}
+    assert unknown == set()
+    given = {row["word"]: suggested(advice(*typed(row["word"]))).partition("=")[0] for row in rows}
+    wrong = [
+        f"{row['word']}: {given[row['word']]}, not {row['key']}" for row in rows if given[row["word"]] != row["key"]
+    ]
+    assert len(wrong) <= (1 - RIGHT_SHARE) * len(rows), wrong
+
+
+def test_the_suggested_override_is_accepted() -> None:
+    refused: dict[str, list[str]] = {}
+    for row in words():
+        override = suggested(advice(*typed(row["word"])))
+        if "=" in override and "<value>" not in override:
+            refused[row["word"]] = list(map(str, parse_command_line([override], GROUPS).problems))
+    assert refused and not any(refused.values()), refused
+
+
+def flags() -> list[tuple[str, str, bool]]:
+    """Each flag of slime, its key, and whether it sets the key to false."""
+    with (DATA / "arguments.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["argument"] and not row["experiment"]]
+    found = {("--" + row["argument"].lstrip("-").replace("_", "-"), row["key"]): row["type"] for row in rows}
+    return [(flag, key, "store_false" in kind) for (flag, key), kind in found.items()]
+
+
+@pytest.mark.parametrize(("flag", "key", "inverse"), flags())
+def test_every_flag_of_slime_is_answered_with_its_key(flag: str, key: str, inverse: bool) -> None:
+    found = suggested(advice(flag))
+    # Two groups have the flag --context-parallel-size.
+    assert found.partition("=")[0] in {other for each, other, _ in flags() if each == flag}
+    assert not inverse or found == f"{key}=false"
+
+
+@pytest.mark.parametrize(
+    ("command", "override"),
+    [
+        ("--rollout-batch-size 32", "batch.rollout_batch_size=32"),
+        ("--n-samples-per-prompt 8", "batch.n_samples_per_prompt=8"),
+        ("--load /checkpoints/a", "checkpoint.load=/checkpoints/a"),
+        ("--save /checkpoints/a", "checkpoint.save=/checkpoints/a"),
+        ("--use-kl-loss", "algo.use_kl_loss=true"),
+        ("--disable-grpo-std-normalization", "algo.grpo_std_normalization=false"),
+        ("--eval-prompt-data aime /data/aime.jsonl", "eval.prompt_data=[aime,/data/aime.jsonl]"),
+        ("--rollout-stop </s>", 'rollout.stop=["</s>"]'),
+        ("--rollout-stop-token-ids 1 2", "rollout.stop_token_ids=[1,2]"),
+        (
+            "--apply-chat-template-kwargs '{\"enable_thinking\": false}'",
+            "data.apply_chat_template_kwargs={enable_thinking: false}",
+        ),
+        ("--sglang-cuda-graph-max-bs 64", "sglang.cuda_graph_max_bs_decode=64"),
+        ("--moe-token-dispatcher-type alltoall", "megatron.moe_token_dispatcher_type=alltoall"),
+        ("--optimizer adamw", "optim.name=adam"),
+        ("--dtype bf16", "train.dtype=bfloat16"),
+        ("--lr 10**-4", "optim.lr=0.0001"),
+        ("--prompt-data x.jsonl@[0:100]", 'data.prompt_data="x.jsonl@[0:100]"'),
+    ],
+)
+def test_a_flag_with_its_values_becomes_an_override(command: str, override: str) -> None:
+    assert suggested(advice(*shlex.split(command))) == override
+    assert parse_command_line([override], GROUPS).problems == []
+
+
+@pytest.mark.parametrize(
+    ("word", "meaning"),
+    [
+        ("trainer.val_before_train=false", "did you mean eval.skip_eval_before_train? It has the opposite value"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=256", "did you mean batch.global_batch_size? It counts samples"),
+        ("max_steps=100", "did you mean data.num_rollout? It counts rollouts"),
+    ],
+)
+def test_another_meaning_is_said(word: str, meaning: str) -> None:
+    assert advice(word).startswith(meaning)
