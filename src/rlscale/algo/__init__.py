@@ -55,6 +55,7 @@ from rlscale.algo.corrections import (
     logprob_difference,
     truncated_importance_weights,
 )
+from rlscale.algo.distillation import teacher_kl
 from rlscale.algo.kl import KL_ESTIMATORS, kl_estimate
 from rlscale.algo.linear_logprobs import HeadOptions, VocabShard, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
@@ -132,6 +133,7 @@ __all__ = [
     "rloo",
     "sapo_policy_loss",
     "sft_loss",
+    "teacher_kl",
     "token_rewards",
     "tokens_per_trajectory",
     "truncated_importance_weights",

@@ -10,6 +10,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from rlscale.architectures.vision import VisionFamily
 from rlscale.architectures.weight_names import HfNames
 
 
@@ -44,6 +45,10 @@ class Family:
     """The outputs of attention and MLP are normalised before they are added, as in GLM-4."""
     sliding_window: bool = False
     """`sliding_window` applies unless `use_sliding_window` is false. False: only where that key is true."""
+
+    # Images
+    vision: VisionFamily | None = None
+    """Images in prompts. None: text only."""
 
     # Megatron-core
     hf_names: HfNames | None = None

@@ -52,6 +52,8 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config_json: its content.
     """
+    # Models with images have the fields of their decoder in an object; `vision_config` has the same names.
+    config_json = {**(config_json.get("text_config") or {}), **config_json}
     # transformers 5 writes the RoPE theta into `rope_parameters`; earlier versions wrote it at the top level.
     rope = config_json.get("rope_parameters")
     values = {**(rope if isinstance(rope, Mapping) else {}), **config_json}
@@ -78,9 +80,37 @@ _TINY: Mapping[str, int | bool] = MappingProxyType(
     }
 )
 
+# The tokens of the agent's tokenizer and four for images.
+_TINY_TEXT_OF_VISION: Mapping[str, int] = MappingProxyType({"vocab_size": 109, "max_position_embeddings": 1024})
+
+TINY_VISION: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "tiny_qwen2_5_vl": MappingProxyType(
+            {"depth": 2, "window_size": 16, "fullatt_block_indexes": (1,), "intermediate_size": 128}
+        ),
+        "tiny_qwen3_vl": MappingProxyType(
+            {
+                "depth": 3,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": (0, 1),
+                "intermediate_size": 128,
+                "hidden_act": "gelu_pytorch_tanh",
+            }
+        ),
+    }
+)
+"""`model.build` -> fields of the vision tower that the two families do not share."""
+
+TINY_TOWER: Mapping[str, int] = MappingProxyType(
+    {"hidden_size": 64, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+)
+"""Fields of every tiny vision tower: an image of 32 x 32 pixels has 64 patches and becomes 16 tokens."""
+
 TINY_MODELS: Mapping[str, Mapping[str, int | float | bool]] = MappingProxyType(
     {
         "tiny_qwen3": _TINY,
+        # The agent's character tokenizer has tokens for tools; prompts with tools are longer.
+        "tiny_qwen3_agent": MappingProxyType({**_TINY, "vocab_size": 105, "max_position_embeddings": 2048}),
         "tiny_qwen3_moe": MappingProxyType(
             {
                 **{name: value for name, value in _TINY.items() if name != "intermediate_size"},
@@ -90,6 +120,16 @@ TINY_MODELS: Mapping[str, Mapping[str, int | float | bool]] = MappingProxyType(
                 "norm_topk_prob": True,
             }
         ),
+        "tiny_qwen2_5_vl": MappingProxyType(
+            {
+                **{name: value for name, value in _TINY.items() if name != "head_dim"},
+                **_TINY_TEXT_OF_VISION,
+                "num_layers": 3,
+                "hidden_size": 96,
+                "intermediate_size": 256,
+            }
+        ),
+        "tiny_qwen3_vl": MappingProxyType({**_TINY, **_TINY_TEXT_OF_VISION}),
         "tiny_deepseek_v3": MappingProxyType(
             {
                 **{name: value for name, value in _TINY.items() if name not in ("num_key_value_heads", "head_dim")},
@@ -116,7 +156,7 @@ TINY_MODELS: Mapping[str, Mapping[str, int | float | bool]] = MappingProxyType(
 
 def tiny_model_fields(build: str) -> dict[str, Any]:
     """The architecture fields of a model built by `model.build`, with those that its family implies."""
-    family = find_family(str(build).removeprefix("tiny_"))
+    family = find_family(str(build).removeprefix("tiny_").removesuffix("_agent"))
     return {"model_type": family.name, "attention_bias": False, **family.implied, **TINY_MODELS[build]}
 
 

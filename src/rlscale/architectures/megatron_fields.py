@@ -103,13 +103,15 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
     problems += [
         _contradiction(f"model.{name}", given=keys.fields[name], found=found)
         for name, found in hf_fields(config_json).items()
-        if keys.fields.get(name) is not None and keys.fields[name] != found
+        if keys.fields.get(name) is not None and not _means_the_same(name, keys.fields[name], found)
     ]
     fields = megatron_fields(config_json)
+    # The softmax over all or over the chosen experts is a choice of softmax routing only.
+    unused = ("moe_router_pre_softmax",) if fields.get("moe_router_score_function") == "sigmoid" else ()
     problems += [
         _contradiction(f"megatron.{name}", given=keys.core_args[name], found=found)
         for name, found in fields.items()
-        if name in keys.core_args and keys.core_args[name] != found
+        if name in keys.core_args and not (_means_the_same(name, keys.core_args[name], found) or name in unused)
     ]
     # `rope` is also the default; with `use_hf_config_for_megatron` the checkpoint decides, so only `yarn` can be wrong.
     if keys.rope_type == "yarn" or not keys.uses_hf_config:
@@ -123,7 +125,9 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
 def _check_unset_fields(fields: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
     """Reports fields that would get a wrong default, where `config.json` does not set them."""
     unset = {
-        name: found for name, found in fields.items() if name not in keys.core_args and MEGATRON_DEFAULTS[name] != found
+        name: found
+        for name, found in fields.items()
+        if name not in keys.core_args and not _means_the_same(name, MEGATRON_DEFAULTS[name], found)
     }
     if not unset or keys.uses_hf_config:
         return []
@@ -131,6 +135,23 @@ def _check_unset_fields(fields: Mapping[str, Any], keys: MegatronKeys) -> list[P
     rule = "be true where megatron leaves fields unset in which the model differs from Megatron-core's defaults"
     path = "model.use_hf_config_for_megatron"
     return [Problem(path=path, rule=rule, value="false", fix=f"set it to true, or add {overrides}")]
+
+
+_ONE_IS_NONE = ("moe_router_num_groups", "moe_router_group_topk", "n_group", "topk_group")
+"""Counts of groups of experts: a single group restricts nothing."""
+
+
+def _means_the_same(name: str, given: object, found: object) -> bool:
+    """Whether two values of a field describe the same layers."""
+    if given == found:
+        return True
+    if name in _ONE_IS_NONE:
+        return {given, found} <= {None, 1}
+    if name == "moe_router_topk_scaling_factor":
+        return {given, found} <= {None, 1.0}
+    # One number for all layers, or a list with an entry for each of them.
+    lists = [each for each in (given, found) if isinstance(each, list)]
+    return name == "moe_layer_freq" and len(lists) == 1 and 1 in (given, found) and set(lists[0]) == {1}
 
 
 def check_rope_type(config_json: Mapping[str, Any], given: str) -> list[Problem]:

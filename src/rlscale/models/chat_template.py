@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlscale.models.char_tokenizer import CHAT_TEMPLATE, EOS
-
 TEMPLATE_FILE, SETTINGS_FILE = "chat_template.jinja", "tokenizer_config.json"
 
 
@@ -85,11 +83,6 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in settings.items()}
     tokens = {name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)}
     return ChatTemplate(source=source, tokens=tokens)
-
-
-def tiny_chat_template() -> ChatTemplate:
-    """The template of the models of `model.build`."""
-    return ChatTemplate(source=CHAT_TEMPLATE, tokens={"eos_token": EOS})
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class DecoderConfig:
             ValueError: the embedded engine does not run such a model; the message names the key.
         """
         family = find_family(config.get("model_type"))
+        if family.vision is not None:
+            # The decoder's fields are those of `text_config`; the tower reads its own.
+            text = {name: value for name, value in (config.get("text_config") or {}).items() if name != "model_type"}
+            config = {**text, **config}
         if not family.embedded:
             known = ", ".join(names_with("embedded"))
             raise ValueError(f"model_type must be one of {known}, got {family.name}; {USE_SGLANG}")
@@ -103,6 +107,8 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     rotary.update(config.get("rope_parameters") or {})
     rotary.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     rotary["rope_type"] = rotary.get("rope_type") or rotary.get("type") or "default"
+    if rotary["rope_type"] == "mrope":  # the older name; sections alone say that positions have three rows
+        rotary["rope_type"] = "default"
     if float(rotary.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))) != 1.0:
         raise ValueError(f"partial_rotary_factor must be 1; {USE_SGLANG}")
     return rotary

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.architectures.family import find_family
+from rlscale.architectures.hf_config import read_config_json, read_hf_fields
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.transformers_aliases import register_aliases
 
@@ -62,7 +63,6 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
     Raises:
         ConfigError: transformers cannot read it, or a weight or the package of the attention is missing.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     register_aliases()
@@ -70,14 +70,14 @@ def load_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str = 
     info: dict[str, Any]
     model: PreTrainedModel
     with _explained(path, attn_implementation):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = auto_model(read_config_json(path).get("model_type")).from_pretrained(
             path,
             dtype=dtype,
-            attn_implementation=attn_implementation,
+            attn_implementation=by_part(path, attn_implementation),
             local_files_only=Path(path).is_dir(),
             use_safetensors=True,
             output_loading_info=True,
-        )  # type: ignore[misc]  # annotated without output_loading_info
+        )
     if info["missing_keys"]:
         # transformers would continue with random weights.
         missing = sorted(info["missing_keys"])
@@ -102,7 +102,7 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str =
     """
     from torch import nn
     from torch.nn.modules.module import register_module_parameter_registration_hook
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         # None keeps the object, so that a tied parameter stays one.
@@ -116,13 +116,30 @@ def build_causal_lm(path: str, *, dtype: torch.dtype, attn_implementation: str =
     try:
         with _explained(path, attn_implementation):
             config = AutoConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
-            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype, attn_implementation=attn_implementation
+            model = auto_model(config.model_type).from_config(
+                config, dtype=dtype, attn_implementation=by_part(path, attn_implementation)
             )
     finally:
         hook.remove()
     model.eval()  # type: ignore[no-untyped-call]
     return model
+
+
+def auto_model(model_type: object) -> Any:
+    """The class of transformers that makes models of a family: those with images are not among its causal ones."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if find_family(model_type).vision else AutoModelForCausalLM
+
+
+def by_part(path: str, attn_implementation: str) -> str | dict[str, str]:
+    """The attention of each part of a model: patches of an image see each other, so packed attention is no choice."""
+    if not find_family(read_config_json(path).get("model_type")).vision:
+        return attn_implementation
+    known = attn_implementation in ("eager", "sdpa") or attn_implementation.startswith("flash")
+    # Parts that are not named keep the default of transformers.
+    vision = attn_implementation if known else "sdpa"
+    return {"": attn_implementation, "text_config": attn_implementation, "vision_config": vision}
 
 
 @contextmanager

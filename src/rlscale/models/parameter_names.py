@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ _MAX_HEADER_BYTES = 100 << 20
 _EXPERT = re.compile(
     r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:(gate_proj|up_proj|w1|w3)|down_proj|w2)\.weight"
 )
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _BUFFERS = (".e_score_correction_bias", ".inv_freq")
 """Tensors of a checkpoint that are no parameters."""
 
@@ -27,21 +28,24 @@ def folder_parameters(folder: Path, config_json: Mapping[str, Any]) -> list[str]
 
     Only of known families: transformers renames tensors of others when it reads them.
     """
-    if config_json.get("model_type") not in load_families():
+    family = load_families().get(str(config_json.get("model_type")))
+    # Towers have other names in files than in memory, which transformers changes.
+    if family is None or family.vision:
         return None
     names = _tensor_names(folder)
-    return None if names is None else _in_memory(names, is_tied=bool(config_json.get("tie_word_embeddings")))
+    return None if names is None else in_memory(names, is_tied=bool(config_json.get("tie_word_embeddings")))
 
 
-def tiny_parameters(build: str, given: Mapping[str, Any]) -> list[str]:
-    """The parameters of a model of `model.build`.
+def tiny_parameters(build: str, given: Mapping[str, Any]) -> list[str] | None:
+    """The parameters of a model of `model.build`; None: not known without transformers.
 
     Args:
         given: values of the config group `model`. None: the default.
     """
     fields = tiny_model_fields(build) | {name: value for name, value in given.items() if value is not None}
     names = find_family(fields["model_type"]).hf_names
-    assert names is not None, "the tiny models are of families that Megatron-core trains, too"
+    if names is None:
+        return None
     weights: list[Weight] = list(names.before)
     for layer in range(int(fields["num_layers"])):
         # One expert stands for all: in memory a layer has one tensor for the same matrix of all its experts.
@@ -49,15 +53,36 @@ def tiny_parameters(build: str, given: Mapping[str, Any]) -> list[str]:
         weights += [weight for weight, _ in names.layer_weights(layer, num_experts=int(has_experts))]
     weights += names.after
     tensors = [name for weight in weights for name in weight.hf]
-    return _in_memory(tensors, is_tied=bool(fields["tie_word_embeddings"]))
+    return in_memory(tensors, is_tied=bool(fields["tie_word_embeddings"]))
 
 
-def _in_memory(tensors: list[str], *, is_tied: bool) -> list[str]:
+def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[str]]:
+    """The groups of `names` that Megatron-core keeps in one parameter each; none for a family that it does not train.
+
+    Args:
+        names: of parameters, as transformers names them.
+        model_type: of `config.json`.
+    """
+    family = find_family(model_type).hf_names
+    given, groups = set(names), []
+    layers = sorted({int(found[1]) for name in given if (found := _LAYER.match(name))})
+    for layer in layers if family is not None else ():
+        assert family is not None, "checked above"
+        # Every kind of layer: names that the model does not have are left out below.
+        weights = (weight for kind in (0, 1) for weight, _ in family.layer_weights(layer, num_experts=kind))
+        for weight in weights:
+            group = [name for name in in_memory(weight.hf, is_tied=False) if name in given]
+            if len(group) > 1 and group not in groups:
+                groups.append(group)
+    return groups
+
+
+def in_memory(tensors: Sequence[str], *, is_tied: bool) -> list[str]:
     """Names that transformers gives to the parameters of these tensors."""
     return list(dict.fromkeys(_parameter_names(tensors, is_tied=is_tied)))
 
 
-def _parameter_names(tensors: list[str], *, is_tied: bool) -> Iterator[str]:
+def _parameter_names(tensors: Sequence[str], *, is_tied: bool) -> Iterator[str]:
     for name in tensors:
         if name.endswith(_BUFFERS) or (is_tied and name == "lm_head.weight"):
             continue

@@ -1,5 +1,6 @@
-"""Models with random weights: small ones of three families for `model.build`, and any `config.json`."""
+"""Models with random weights: small ones for `model.build`, and any `config.json`."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     DeepseekV3Config,
     GenerationConfig,
     PreTrainedConfig,
@@ -18,7 +18,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from rlscale.models.char_tokenizer import character_tokenizer
+from rlscale.architectures.family import find_family
+from rlscale.architectures.hf_config import TINY_TOWER, TINY_VISION, tiny_model_fields
+from rlscale.models.agent_tokenizer import IMAGE, IMAGE_END, IMAGE_START, VIDEO
+from rlscale.models.hf_models import auto_model
+from rlscale.models.tiny_tokenizer import tiny_tokenizer
 from rlscale.models.transformers_aliases import register_aliases
 
 INITIALIZER_RANGE = 0.05
@@ -26,15 +30,36 @@ INITIALIZER_RANGE = 0.05
 training on the arithmetic task then takes up to three times as many steps."""
 
 
-def write_random(folder: Path, *, fields: Mapping[str, Any], init_seed: int) -> None:
-    """Writes model and character tokenizer in Hugging Face format into an existing folder.
+_IMAGE_TOKENS = ("image", "video", "vision_start", "vision_end")
+
+_IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": TINY_TOWER["patch_size"],
+    "temporal_patch_size": TINY_TOWER["temporal_patch_size"],
+    "merge_size": TINY_TOWER["spatial_merge_size"],
+    # Sizes in pixels: at most 64 x 64, which are 64 tokens.
+    "size": {"shortest_edge": 64, "longest_edge": 4096},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""The `preprocessor_config.json` of a tiny model."""
+
+
+def write_random(folder: Path, *, fields: Mapping[str, Any], init_seed: int, build: str) -> None:
+    """Writes model, character tokenizer and, with images, the image processor into an existing folder.
 
     Args:
         folder: destination of the files.
         fields: the architecture, by the keys of the config group `model`.
         init_seed: seed of the weights; the random state of the caller does not change.
+        build: of `model.build`.
     """
-    tokenizer = character_tokenizer(int(fields["max_position_embeddings"]))
+    tokenizer = tiny_tokenizer(build, int(fields["max_position_embeddings"]))
+    if build in TINY_VISION:
+        text = {name: value for name, value in fields.items() if name not in ("num_layers", "rotary_base")}
+        text |= {"num_hidden_layers": fields["num_layers"], "rope_theta": float(fields["rotary_base"])}
+        _save_vision(folder, str(tiny_model_fields(build)["model_type"]), text, tokenizer, seed=init_seed)
+        return
     _save(folder, _architecture(fields, tokenizer), tokenizer, seed=init_seed)
 
 
@@ -50,6 +75,11 @@ def save_random_model(
         seed: of the weights; the random state of the caller does not change.
     """
     register_aliases()
+    if find_family(config_json["model_type"]).vision is not None:
+        text = {name: value for name, value in config_json.items() if name not in ("model_type", "rope_parameters")}
+        text |= {"rope_theta": config_json["rope_parameters"]["rope_theta"], "vocab_size": len(tokenizer)}
+        _save_vision(folder, str(config_json["model_type"]), text, tokenizer, seed=seed)
+        return
     tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     architecture = AutoConfig.for_model(**config_json, **tokens, dtype="float32")
     _save(folder, architecture, tokenizer, seed=seed)
@@ -58,7 +88,7 @@ def save_random_model(
 def _save(folder: Path, architecture: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(architecture)  # type: ignore[no-untyped-call]
+        model: PreTrainedModel = auto_model(architecture.model_type).from_config(architecture)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
@@ -96,6 +126,43 @@ def _architecture(
         norm_topk_prob=bool(fields["norm_topk_prob"]),
         **shared,
     )
+
+
+def _save_vision(
+    folder: Path, model_type: str, text: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, *, seed: int
+) -> None:
+    """Writes a model with images: a decoder, a tiny vision tower and the image processor.
+
+    Args:
+        folder: destination of the files.
+        model_type: of the family.
+        text: the decoder, by the keys of its `config.json`, with `rope_theta`.
+        tokenizer: of the model.
+        seed: of the weights.
+    """
+    # Qwen2.5-VL has no separate head width.
+    width = int(text["hidden_size"]) // int(text["num_attention_heads"])
+    head_dim = width if model_type == "qwen2_5_vl" else int(text.get("head_dim", width))
+    # Frame, row and column get about a quarter, three eighths and three eighths of the frequencies, as published.
+    side = 3 * head_dim // 16
+    sections = [head_dim // 2 - 2 * side, side, side]
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    tokens = zip(_IMAGE_TOKENS, (IMAGE, VIDEO, IMAGE_START, IMAGE_END), strict=True)
+    rotary = {"rope_type": "default", "rope_theta": float(text["rope_theta"]), "mrope_section": sections}
+    scale = {"initializer_range": INITIALIZER_RANGE}
+    own = {name: value for name, value in text.items() if name not in ("rope_theta", "tie_word_embeddings")}
+    tower = {**TINY_TOWER, **TINY_VISION[f"tiny_{model_type}"], **scale, "out_hidden_size": text["hidden_size"]}
+    architecture: PreTrainedConfig = AutoConfig.for_model(
+        model_type,
+        text_config={**scale, **own, **special, "rope_parameters": rotary},
+        vision_config=tower,
+        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in tokens},
+        tie_word_embeddings=bool(text["tie_word_embeddings"]),
+        dtype="float32",
+        **special,
+    )
+    _save(folder, architecture, tokenizer, seed=seed)
+    (folder / "preprocessor_config.json").write_text(json.dumps(_IMAGES), encoding="utf-8")
 
 
 def _mla_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:

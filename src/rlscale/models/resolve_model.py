@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlscale.architectures.family import load_families
+from rlscale.architectures.family import find_family, load_families
 from rlscale.architectures.hf_config import hf_fields, read_hf_fields
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
@@ -107,6 +107,8 @@ def _architecture_problems(folder: Path, fields: dict[str, Any]) -> list[Problem
 
     known = dir(transformers)  # lists the lazy names without importing any model
     if any(name in known and name.endswith("ForCausalLM") for name in architectures):
+        return []
+    if find_family(fields.get("model_type")).vision and any(name in known for name in architectures):
         return []
     got = f"{', '.join(map(str, architectures)) or 'no architecture'} in {str(folder)!r}"
     fix = f"choose one whose architecture is a class of transformers {transformers.__version__} ending in ForCausalLM"

@@ -1,4 +1,4 @@
-"""Small models with random weights, of Qwen3 and DeepSeek-V3, built on demand and cached."""
+"""Small models with random weights, of Qwen and DeepSeek-V3, built on demand and cached."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from rlscale.architectures.hf_config import TINY_MODELS
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.char_tokenizer import VOCABULARY
+from rlscale.models.tiny_tokenizer import tiny_vocabulary
 
 FORMAT_VERSION = 2
 """Incremented whenever the same fields would give other files, so that an old cache is not read."""
@@ -37,7 +37,7 @@ def build_model(config: ModelConfig, root: Path) -> Path:
             # Imported here: building a model needs torch, finding one in the cache does not.
             from rlscale.models.random_weights import write_random
 
-            write_random(temporary, fields=fields, init_seed=config.init_seed)
+            write_random(temporary, fields=fields, init_seed=config.init_seed, build=config.build)
             temporary.chmod(0o755)
             _publish(temporary, folder)
         finally:
@@ -48,7 +48,7 @@ def build_model(config: ModelConfig, root: Path) -> Path:
 def _checked_fields(config: ModelConfig, defaults: Mapping[str, int | float | bool]) -> dict[str, int | float | bool]:
     values = {name: getattr(config, name) for name in defaults}
     fields = {name: default if values[name] is None else values[name] for name, default in defaults.items()}
-    num_tokens = len(VOCABULARY)
+    num_tokens = len(tiny_vocabulary(str(config.build)))
     problems = []
     if fields["vocab_size"] < num_tokens:
         rule = f"be at least {num_tokens}, the size of the character tokenizer"
@@ -58,7 +58,7 @@ def _checked_fields(config: ModelConfig, defaults: Mapping[str, int | float | bo
         problems.append(_problem("num_attention_heads", rule, fields, "change one of the two"))
     # Rotary embedding pairs dimensions; multi-head latent attention rotates only a part of the head.
     rotated = "head_dim" if "head_dim" in fields else "qk_rope_head_dim"
-    if fields[rotated] % 2:
+    if rotated in fields and fields[rotated] % 2:
         problems.append(_problem(rotated, "be even, for the rotary embedding", fields, "e.g. 32"))
     if fields.get("num_experts_per_tok", 0) > fields.get("num_experts", 0):
         rule = f"be at most model.num_experts ({fields['num_experts']})"

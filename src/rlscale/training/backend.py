@@ -32,7 +32,15 @@ from rlscale.training.prepare import (
     mean_weight_factor,
     needs_old_pass,
 )
-from rlscale.training.roles import CriticRole, PolicyRole, RankContext, ReferenceRole, ScoringRole, WeightExporter
+from rlscale.training.roles import (
+    AdapterExporter,
+    CriticRole,
+    PolicyRole,
+    RankContext,
+    ReferenceRole,
+    ScoringRole,
+    WeightExporter,
+)
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, order_steps, shared_column, take_microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.trainer_state import TrainerProgress
@@ -53,6 +61,8 @@ class RoleBackend(ABC):
     teacher: ScoringRole | None
     _snapshots: PolicySnapshots[Any] | None
     _exporter: WeightExporter
+    adapters: AdapterExporter | None = None
+    _reference_model = "reference"  # by its name with the offloader; "policy": its base is the reference
 
     def __init__(self, spec: TrainerSpec, rank: RankContext) -> None:
         self._spec, self._context = spec, rank
@@ -130,9 +140,11 @@ class RoleBackend(ABC):
                 columns = self._score_old(rollout, columns)
         # Without a step of the policy only a penalty in the rewards reads the reference.
         if self.reference is not None and (self._trains_policy or algo.kl_coef > 0):
-            with self._offloader.resident("reference"), rollout.timed("ref_logprobs"):
+            with self._offloader.resident(self._reference_model), rollout.timed("ref_logprobs"):
                 columns = replace(columns, ref_logprobs=self.reference.compute_logprobs(rollout))
-        if self.teacher is not None:
+        if batch.teacher is not None:  # by servers
+            columns = replace(columns, teacher_logprobs=shared_column(batch.teacher.logprobs))
+        elif self.teacher is not None:
             with self._offloader.resident("teacher"), rollout.timed("teacher_logprobs"):
                 columns = replace(columns, teacher_logprobs=self.teacher.compute_logprobs(rollout))
         return rollout, columns
@@ -274,6 +286,7 @@ class RoleBackend(ABC):
     def close(self) -> None:
         """Drops models and optimisers. The caller ends the process group."""
         del self.policy, self.reference, self.critic, self.teacher, self._snapshots, self._exporter
+        self.adapters = None
 
     @abstractmethod
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:

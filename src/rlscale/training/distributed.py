@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlscale.hosts import is_loopback
 from rlscale.training.listener import listen
 from rlscale.training.packing.context_parallel import ContextGroup
 
@@ -62,7 +62,7 @@ def join_world(
     assert world_size > 0 and 0 <= rank < world_size, f"rank {rank} is not in a world of {world_size}"
     assert master_port != 0 or world_size == 1, "several ranks need a known port"
     timeout = timedelta(seconds=timeout_s)
-    if _is_loopback(master_address):
+    if is_loopback(str(socket.getaddrinfo(master_address, None)[0][4][0])):
         # By default gloo listens on the interface that the host name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
     store: Store
@@ -150,10 +150,6 @@ def set_num_threads(num_threads: int | None, *, num_local_ranks: int) -> int:
 def make_data_mesh(device: torch.device) -> DeviceMesh:
     """Mesh of all ranks in one data-parallel axis; a collective of all ranks."""
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(DATA_AXIS,))
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(socket.getaddrinfo(address, None)[0][4][0]).is_loopback
 
 
 def _loopback_interface() -> str:

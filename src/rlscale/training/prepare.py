@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
+from rlscale.config.groups.algo import OpdKl
 from rlscale.training.loss.importance_weights import compute_engine_weights, normalizes_weights
 from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_kl, estimate_advantages
 from rlscale.training.loss.user_postprocess import COLUMN_NAMES, postprocess_columns
@@ -32,7 +33,7 @@ def needs_old_pass(spec: TrainerSpec, *, num_steps: int, trains_policy: bool = T
     algo, several_steps = spec.algo, num_steps * spec.algo.ppo_epochs > 1
     if algo.use_rollout_logprobs:
         return algo.use_rollout_entropy and several_steps and trains_policy
-    before_loss = algo.kl_coef > 0 or algo.opd_kl_coef > 0
+    before_loss = algo.kl_coef > 0 or (algo.opd_kl_coef > 0 and algo.opd_kl == OpdKl.sampled)
     if not trains_policy:
         return before_loss
     from_others = spec.num_old_policies > 0
@@ -72,11 +73,14 @@ def _all_reduce_inputs(
     old_logprobs = columns.old_logprobs
     if old_logprobs is not columns.rollout_logprobs:  # those come with the batch, of all samples
         old_logprobs = all_reduce_column(old_logprobs, device=device, group=rollout.data_group)
+    teacher_logprobs = columns.teacher_logprobs
+    if rollout.batch.teacher is None:  # those of servers come with the batch, of all samples
+        teacher_logprobs = all_reduce_column(teacher_logprobs, device=device, group=rollout.data_group)
     return replace(
         columns,
         old_logprobs=old_logprobs,
         ref_logprobs=all_reduce_column(columns.ref_logprobs, device=device, group=rollout.data_group),
-        teacher_logprobs=all_reduce_column(columns.teacher_logprobs, device=device, group=rollout.data_group),
+        teacher_logprobs=teacher_logprobs,
     )
 
 

@@ -7,10 +7,10 @@ Shape legend: T tokens of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -153,8 +153,26 @@ class WeightExporter(Protocol):
         """The weights that this rank sends; a collective of all ranks."""
 
 
+class AdapterExporter(Protocol):
+    """The policy's adapters alone, for engines that hold the base."""
+
+    config: Mapping[str, Any]
+    """Rank, alpha and layers, by peft's keys."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """A and B of every layer in full, under peft's names; a collective of all ranks."""
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights that this rank sends, without the adapters; a collective of all ranks."""
+
+
 class TrainerRank(TrainBackend, Protocol):
     """One trainer rank, as a worker process uses it."""
+
+    @property
+    def adapters(self) -> AdapterExporter | None:
+        """None where the engines get whole weights."""
+        ...
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None: ...
 

@@ -8,9 +8,10 @@ from typing import Any
 from rlscale.config import AttnImplementation, LrDecayStyle, MisConfig, MisLevel
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import CriticSpec, ModelSource, TrainerSpec
-from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
+from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_branches
 
 BATCHES = [make_batch(RAGGED, seed=seed) for seed in range(2)]
+BRANCHES = [with_branches(1, num_groups=2, group_size=4)]
 TWO_STEPS = {
     1: ([[[0, 1, 2, 3]]], [[[4, 5, 6, 7]]]),
     2: ([[[0, 1], [2]], [[3], []]], [[[4]], [[7, 5, 6]]]),
@@ -50,12 +51,21 @@ FIELDS: Mapping[str, dict[str, Any]] = {
 }
 """Fields of the groups train, fsdp and optim."""
 
+TREES: Mapping[str, dict[str, Any]] = {
+    "tree": {"use_rollout_logprobs": True, "use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    "tree by sequence": {"advantage_estimator": "gspo", "use_rollout_logprobs": True},
+}
+"""Samples that share prefixes, computed once on two ranks and apart on one."""
+
 CRITICS: Mapping[str, dict[str, Any]] = {"critic": {"value_clip": 0.1}, "critic alone": {"num_only_rollouts": 1}}
-FEATURES = (*ALGORITHMS, *FIELDS, *CRITICS)
+FEATURES = (*ALGORITHMS, *FIELDS, *TREES, *CRITICS)
 
 
-def feature_spec(name: str, model_path: str) -> TrainerSpec:
+def feature_spec(name: str, model_path: str, *, world_size: int = 1) -> TrainerSpec:
     """Spec of a feature. With a small eps Adam would turn the rounding of vanishing gradients into full steps."""
+    if name in TREES:
+        shares = world_size > 1
+        return spec(model_path, algo=TREES[name], adam_eps=1e-4, ref_path=model_path, share_prompts=shares)
     if name in CRITICS:
         critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2, **CRITICS[name])
         return spec(model_path, algo={"advantage_estimator": "ppo"}, critic=critic, adam_eps=1e-4)
@@ -64,9 +74,10 @@ def feature_spec(name: str, model_path: str) -> TrainerSpec:
 
 def train_feature(name: str, model_path: str, *, rank: int, world_size: int) -> list[dict[str, float]]:
     """Metrics of a rollout, with a critic of two, with two optimiser steps each."""
-    backend = FsdpBackend(feature_spec(name, model_path), rank=rank, world_size=world_size)
+    backend = FsdpBackend(feature_spec(name, model_path, world_size=world_size), rank=rank, world_size=world_size)
     found = []
-    for batch in BATCHES if name in CRITICS else BATCHES[:1]:
+    batches = BRANCHES if name in TREES else BATCHES
+    for batch in batches if name in CRITICS else batches[:1]:
         result = backend.train(batch, [plan(batch, cut) for cut in TWO_STEPS[world_size]])
         steps = {f"{i} {key}": value for i, step in enumerate(result.steps) for key, value in step.items()}
         found.append(steps | result.metrics)

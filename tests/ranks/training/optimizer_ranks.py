@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rlscale.config import LoraConfig, OptimizerName
+from rlscale.config import LoraConfig, LoraSync, OptimizerName
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.spec import TrainerSpec
@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "recompute_loss_function": True,
     },
-    "lora": {"lora": LoraConfig(rank=4, alpha=8), "lr": 1e-2, "adam_eps": 1e-4},
+    "lora": {"lora": LoraConfig(rank=4, alpha=8, sync=LoraSync.adapter), "lr": 1e-2, "adam_eps": 1e-4},
 }
 
 
@@ -66,6 +66,11 @@ def main(rank: int, port: int, model_path: str, folder: Path, cases: Sequence[st
         norms, trainer = run(case, model_path, rank=rank, world_size=2, folder=saved)
         final = {name: weight.clone() for name, weight in trainer.weights()}
         trainer.export_hf(folder / case / "hf")
+        if trainer.adapters is not None:
+            for part, sent in (("adapters", trainer.adapters.weights()), ("base", trainer.adapters.base_weights())):
+                tensors = {name: tensor.clone() for name, tensor in sent}
+                if rank == 0:
+                    save_file(tensors, folder / f"{case}_{part}.safetensors")
         resumed = FsdpBackend(case_spec(case, model_path), rank=rank, world_size=2)
         resumed.load(saved)
         resumed.train(BATCHES[2], [plan(BATCHES[2], TWO_RANKS)])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rlscale.training.fsdp.backend import FsdpBackend
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.optimizer_ranks import BATCHES, ONE_RANK, case_spec, run
-from tests.unit.training.rollouts import plan
+from tests.unit.training.rollouts import plan, spec
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -41,6 +41,11 @@ def test_two_ranks_train_as_one_and_resume_exactly(
         torch.testing.assert_close(final[name], weight, atol=1e-5, rtol=1e-5, msg=name)
     adapters = load_file(folder / "lora" / "hf" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 2 and all("lora_" in name for name in adapters)  # A and B of 7 layers, twice
+    sent = {part: load_file(folder / f"lora_{part}.safetensors") for part in ("adapters", "base")}
+    assert sent["adapters"].keys() == adapters.keys()
+    assert all(torch.equal(sent["adapters"][name], adapters[name]) for name in adapters)
+    plain = dict(FsdpBackend(spec(model_path), rank=0, world_size=1).weights())
+    assert sent["base"].keys() == plain.keys() and all(torch.equal(sent["base"][name], plain[name]) for name in plain)
     resumed = FsdpBackend(case_spec("lora", model_path), rank=0, world_size=1)
     resumed.load(folder / "lora")
     result = resumed.train(BATCHES[2], [plan(BATCHES[2], ONE_RANK)])

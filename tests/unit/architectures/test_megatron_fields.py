@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlscale.architectures.hf_config import tiny_config_json
 from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS, check_architecture, megatron_fields
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
@@ -209,3 +210,27 @@ def test_an_unset_rope_type_is_that_of_the_model(given: list[str], stretched: st
     assert found.megatron.rope_type == RopeType.yarn
     with_fsdp = load_config(["model=hf", "debug.train_only=true", REPLAYED, stretched, "megatron.rope_type=rope"])
     assert with_fsdp.megatron.rope_type == RopeType.rope  # which does without it
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("moe_layer_freq", [1, 1]), ("moe_router_num_groups", 1), ("moe_router_group_topk", 1)],
+)
+def test_values_of_the_same_meaning_are_accepted(name: str, given: object) -> None:
+    megatron = MegatronConfig(core_args={name: given})
+    config_json = {**MOE, "num_hidden_layers": 2}
+    assert [text for text in problems_of(config_json, megatron=megatron) if text.startswith(f"megatron.{name}")] == []
+
+
+def test_a_list_with_dense_layers_is_not_one() -> None:
+    found = problems_of(MOE, megatron=MegatronConfig(core_args={"moe_layer_freq": [0, 1]}))
+    assert found == ["megatron.moe_layer_freq must be 1, as in config.json, got [0, 1]; remove it"]
+
+
+def test_sigmoid_routing_has_no_softmax_to_place() -> None:
+    config_json = tiny_config_json("tiny_deepseek_v3", {})
+    for value in (True, False):
+        megatron = MegatronConfig(core_args={"moe_router_pre_softmax": value})
+        assert problems_of(config_json, megatron=megatron) == []
+    softmax = problems_of(MOE, megatron=MegatronConfig(core_args={"moe_router_pre_softmax": True}))
+    assert softmax == ["megatron.moe_router_pre_softmax must be false, as in config.json, got true; remove it"]

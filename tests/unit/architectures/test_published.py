@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.architectures.architecture import Architecture
-from rlscale.config import load_config_with_notes
+from rlscale.config import ModelBuild, load_config_with_notes
 from rlscale.plan.model_size import policy_architecture
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
@@ -52,7 +52,7 @@ ACTIVE = {
 """From the model cards, rounded. Some include embedding and output layer, some do not."""
 
 WITHOUT_FIELDS = {"hf"}
-TINY = {"tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"}
+TINY = {model.value for model in ModelBuild}
 
 
 @cache

@@ -140,3 +140,42 @@ def with_equal_prompts(*, seed: int = 0) -> TrainBatch:
         start, source, length = batch.offsets[i], batch.offsets[first], batch.prompt_lens[i]
         tokens[start : start + length] = tokens[source : source + length]
     return replace(batch, tokens=tokens)
+
+
+def with_branches(seed: int, *, num_groups: int = 2, group_size: int = 5, max_len: int = 40) -> TrainBatch:
+    """Groups whose samples leave earlier samples of their group at random tokens.
+
+    Some are further paths of the trajectory that they leave, and do not train its tokens again. Others have their own
+    trajectory, and train tokens that they share, too. Given tokens, e.g. of tools, are trained in none.
+    """
+    rng = np.random.default_rng(seed)
+    lengths, tokens, masks, trajectories = [], [], [], []
+    for _ in range(num_groups):
+        prompt_len, first = int(rng.integers(1, 10)), len(tokens)
+        prompt = rng.integers(0, 14, prompt_len)
+        for number in range(group_size):
+            own = rng.integers(0, 14, int(rng.integers(0, max_len)))
+            own_mask = rng.random(len(own)) < 0.8
+            before, before_mask, trajectory = prompt, np.zeros(prompt_len, dtype=bool), len(tokens)
+            if number:
+                left = int(rng.integers(first, len(tokens)))
+                cut = int(rng.integers(prompt_len, len(tokens[left]) + 1))
+                before, before_mask = tokens[left][:cut], masks[left][:cut]
+                if rng.random() < 0.5:
+                    trajectory, before_mask = trajectories[left], np.zeros(cut, dtype=bool)
+            tokens.append(np.concatenate((before, own)))
+            masks.append(np.concatenate((before_mask, own_mask)))
+            trajectories.append(trajectory)
+            lengths.append((prompt_len, len(tokens[-1]) - prompt_len))
+    batch = make_batch(lengths, group_size=group_size, seed=seed)
+    mask = np.concatenate(masks).astype(np.uint8)
+    logprobs = rng.uniform(-3.5, -2, len(mask)) * mask
+    ids = np.asarray(trajectories, dtype=np.int64)
+    return replace(
+        batch,
+        tokens=np.concatenate(tokens).astype(np.int32),
+        loss_mask=mask,
+        rollout_logprobs=logprobs.astype(np.float32),
+        rewards=batch.rewards[ids],
+        trajectory_ids=ids,
+    )

@@ -17,12 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from rlscale.training.attention.packed import (
-    LengthBucket,
-    build_length_bucket,
-    check_attention_options,
-    group_similar_lengths,
-)
+from rlscale.training.attention.length_buckets import LengthBucket, build_length_bucket, group_similar_lengths
+from rlscale.training.attention.packed import check_attention_options
 from rlscale.training.attention.varlen_kernel import SampleEnds, attend_varlen
 from rlscale.training.packing.context_parallel import KeyRows, Span
 from rlscale.types import Int64

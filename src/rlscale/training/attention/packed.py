@@ -6,7 +6,7 @@ heads, K key/value heads, D head width, L longest sample of a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,46 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from rlscale.training.attention.length_buckets import LengthBucket, build_length_bucket, group_similar_lengths
+from rlscale.training.attention.span_keys import SpanKeys, build_span_keys, ends_of, to_int32
+from rlscale.training.attention.tree_attention import TreeLayout, attend_tree, build_tree_layout
+from rlscale.training.attention.tree_blocks import TreeBlocks, build_tree_blocks
 from rlscale.training.attention.varlen_kernel import SampleEnds, attend_varlen
-from rlscale.training.packing.gather_rows import gather_rows
-from rlscale.training.packing.prefix_sharing import PromptBlocks, SharedPrompts, build_prompt_blocks
+from rlscale.training.packing.prefix_sharing import SharedRows, TreeRows, find_shared_rows
 from rlscale.types import Int64
 
 PACKED_ATTENTION = "rlscale_packed"
 """Name of `packed_attention` in transformers. It has no mask function there, so models build no mask."""
 
-_MAX_BLOCK_COST = 1.5
-"""Limit of the scores of blocks of prompts with their answers, relative to those of separate samples."""
-
 _MAX_SHORT = 64
 """Up to this length plain batched matmuls beat the CPU flash kernel (by 2 to 3 at 8 to 24 tokens, even at 128)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthBucket:
-    """Neighbouring samples of similar length that are computed as one [num_samples, H, max_len, D] tensor."""
-
-    start: int  # first packed row
-    stop: int
-    num_samples: int
-    max_len: int
-    slots: Tensor | None  # [stop - start] slot of each row, in num_samples * max_len; None: all are max_len long
-    rows: Tensor | None  # [num_samples * max_len] row in each slot, relative to start; any row in slots of padding
-
-    def pad(self, rows: Tensor) -> Tensor:
-        """The bucket's part of packed rows [T, H, D], each sample padded right. [num_samples, H, max_len, D]"""
-        return self.padded(rows[self.start : self.stop])
-
-    def padded(self, rows: Tensor) -> Tensor:
-        """`pad` of rows that are of this bucket only."""
-        if self.slots is not None and self.rows is not None:
-            rows = gather_rows(rows, self.rows, self.slots)
-        return rows.reshape(self.num_samples, self.max_len, *rows.shape[1:]).transpose(1, 2)
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """The inverse of `pad`, from [num_samples, H, max_len, D]. [stop - start, H, D]"""
-        rows = padded.transpose(1, 2).flatten(0, 1)
-        return rows if self.slots is None or self.rows is None else gather_rows(rows, self.slots, self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,54 +39,37 @@ class PackedLayout:
     cu_seqlens: Tensor  # [S + 1] int32, in the samples end to end
     max_len: int
     buckets: tuple[LengthBucket, ...]
-    shared: SharedPrompts | None = None
-    blocks: PromptBlocks | None = None  # used instead of buckets, in layers without a sliding window
+    shared: SharedRows | None = None
+    # With shared rows, in layers without a sliding window, instead of the buckets: on a CPU the first or the second, on
+    # a GPU the third.
+    blocks: TreeBlocks | None = None
+    tree: TreeLayout | None = None
+    spans: SpanKeys | None = None
 
 
-def build_packed_layout(lengths_S: Int64, *, device: torch.device, shared: SharedPrompts | None = None) -> PackedLayout:
-    """Builds the layout of samples end to end, in order of ascending length; `shared` are prompts that occur once."""
+def build_packed_layout(lengths_S: Int64, *, device: torch.device, rows: TreeRows | None = None) -> PackedLayout:
+    """Builds the layout of samples end to end, in order of ascending length; `rows`: their tree, if they share any."""
     assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
-    cu_seqlens = np.concatenate(([0], np.cumsum(lengths_S)))
+    cu_seqlens = ends_of(lengths_S)
     buckets = []
     for first, last in group_similar_lengths(lengths_S):
         buckets.append(build_length_bucket(lengths_S[first:last], start=int(cu_seqlens[first]), device=device))
-    blocks = None
-    if shared is not None and device.type == "cpu":
-        scores = sum(bucket.num_samples * bucket.max_len**2 for bucket in buckets)
-        blocks = build_prompt_blocks(lengths_S, shared, most_scores=_MAX_BLOCK_COST * scores)
+    shared = blocks = tree = spans = None
+    if rows is not None:
+        shared = find_shared_rows(rows.originals, pick_T=rows.pick, device=device)
+        if device.type == "cpu":
+            blocks = build_tree_blocks(rows)
+            tree = build_tree_layout(rows) if blocks is None else None
+        else:
+            spans = build_span_keys(rows, lengths_S, device=device)
     return PackedLayout(
-        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)).to(device),
+        cu_seqlens=to_int32(cu_seqlens, device),
         max_len=int(lengths_S[-1]),
         buckets=tuple(buckets),
         shared=shared,
         blocks=blocks,
-    )
-
-
-def group_similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
-    """Yields ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than another call."""
-    first = 0
-    while first < len(lengths_S):
-        shortest = lengths_S[first]
-        last = int(np.searchsorted(lengths_S, max(shortest + 8, shortest * 5 // 4), side="right"))
-        yield first, last
-        first = last
-
-
-def build_length_bucket(lengths_S: Int64, *, start: int, device: torch.device) -> LengthBucket:
-    """Builds a bucket of samples end to end, the first row at `start`."""
-    num_samples, max_len, num_rows = len(lengths_S), int(lengths_S.max()), int(lengths_S.sum())
-    slots = rows = None
-    if num_rows != num_samples * max_len:
-        starts = np.cumsum(lengths_S) - lengths_S
-        row_index = np.arange(num_rows)
-        # Sample i moves from its start to i * max_len; slots of padding read row 0, as any row does.
-        slot_of_row = row_index + np.repeat(np.arange(num_samples) * max_len - starts, lengths_S)
-        row_of_slot = np.zeros(num_samples * max_len, dtype=np.int64)
-        row_of_slot[slot_of_row] = row_index
-        slots, rows = torch.from_numpy(slot_of_row).to(device), torch.from_numpy(row_of_slot).to(device)
-    return LengthBucket(
-        start=start, stop=start + num_rows, num_samples=num_samples, max_len=max_len, slots=slots, rows=rows
+        tree=tree,
+        spans=spans,
     )
 
 
@@ -149,14 +105,22 @@ def packed_attention(
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    shared, blocks = packing.shared, packing.blocks
-    if blocks is not None and not _hides_rows(window, packing.max_len):
-        parts = [blocks.pad(x) for x in (q, k, v)]
-        return blocks.unpad(_attend_short(*parts, mask=blocks.mask, scale=scale)).unsqueeze(0), None
+    has_kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    if not _hides_rows(window, packing.max_len):
+        if packing.blocks is not None:
+            blocks = packing.blocks
+            parts = [blocks.pad(x) for x in (q, k, v)]
+            return blocks.unpad(_attend_short(*parts, mask=blocks.mask, scale=scale)).unsqueeze(0), None
+        if packing.tree is not None:
+            return attend_tree(q, k, v, layout=packing.tree, scale=scale).unsqueeze(0), None
+    if has_kernel and packing.spans is not None:
+        k, v = (packing.spans.shared.expanded(x) for x in (k, v))
+        return attend_varlen(q, k, v, ends=packing.spans.ends, scale=scale, window=window).unsqueeze(0), None
+    shared = packing.shared
     if shared is not None:
         q, k, v = (shared.expanded(x) for x in (q, k, v))
     # The kernel of varlen_attn exists for these dtypes only.
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    if has_kernel:
         out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
     else:
         parts = [_attend_bucket(q, k, v, bucket=bucket, scale=scale, window=window) for bucket in packing.buckets]
@@ -184,17 +148,22 @@ def attend_joined(
     Returns:
         [T, H, D]
     """
+    heads = [num_heads, num_kv_heads, num_kv_heads]
     shared, blocks = packing.shared, packing.blocks
-    if blocks is not None and not _hides_rows(window, packing.max_len):
-        q, k, v = torch.split(blocks.pad(qkv_TJD), [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        return blocks.unpad(_attend_short(q, k, v, mask=blocks.mask, scale=scale))
+    if not _hides_rows(window, packing.max_len):
+        if blocks is not None:
+            q, k, v = torch.split(blocks.pad(qkv_TJD), heads, dim=1)
+            return blocks.unpad(_attend_short(q, k, v, mask=blocks.mask, scale=scale))
+        if packing.tree is not None:
+            q, k, v = torch.split(qkv_TJD, heads, dim=1)
+            return attend_tree(q, k, v, layout=packing.tree, scale=scale)
     if shared is not None:
         qkv_TJD = shared.expanded(qkv_TJD)
     # One split: the gradient of each separate slice would be as large as the whole tensor.
     pieces = torch.split(qkv_TJD, [bucket.stop - bucket.start for bucket in packing.buckets])
     parts = []
     for bucket, piece in zip(packing.buckets, pieces, strict=True):
-        q, k, v = torch.split(bucket.padded(piece), [num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = torch.split(bucket.padded(piece), heads, dim=1)
         parts.append(bucket.unpad(_causal(q, k, v, scale=scale, window=window)))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     if shared is not None:

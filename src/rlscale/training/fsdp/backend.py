@@ -6,7 +6,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from rlscale.config import LoraSync
 from rlscale.training.backend import RoleBackend
+from rlscale.training.fsdp.adapters import FsdpAdapters
 from rlscale.training.fsdp.checkpoint import load_state, save_state
 from rlscale.training.fsdp.critic import FsdpCritic
 from rlscale.training.fsdp.export import ShardedExporter, export_hf
@@ -14,7 +16,7 @@ from rlscale.training.fsdp.model import DTYPES
 from rlscale.training.fsdp.policy import FsdpPolicy
 from rlscale.training.fsdp.policy_snapshots import ShardSnapshots
 from rlscale.training.fsdp.rank import FsdpRank
-from rlscale.training.fsdp.scorers import FsdpReference, FsdpTeacher
+from rlscale.training.fsdp.scorers import BaseReference, FsdpReference, FsdpTeacher
 from rlscale.training.policy_snapshots import PolicySnapshots
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.trainer_state import TrainerProgress
@@ -34,7 +36,7 @@ class FsdpBackend(RoleBackend):
 
     policy: FsdpPolicy
     critic: FsdpCritic | None
-    reference: FsdpReference | None
+    reference: FsdpReference | BaseReference | None
     teacher: FsdpTeacher | None
 
     def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
@@ -43,9 +45,21 @@ class FsdpBackend(RoleBackend):
         mesh = self.rank.mesh
         self.policy = FsdpPolicy(spec, mesh=mesh, device=self.rank.device)
         self._exporter = ShardedExporter(self.policy.model, dtype=DTYPES[spec.train.dtype], to=spec.weight_owners)
+        if spec.train.lora.rank and spec.train.lora.sync == LoraSync.adapter:
+            self.adapters = FsdpAdapters(
+                self.policy.model,
+                spec.train.lora,
+                dtype=DTYPES[spec.train.dtype],
+                exporter=self._exporter,
+                offloader=self.rank.offloader,
+            )
         source = ShardSnapshots(self.policy.model, temperature=spec.temperature)
         self._snapshots = PolicySnapshots(source, limit=spec.num_old_policies) if spec.num_old_policies else None
-        self.reference = FsdpReference.from_spec(spec, mesh=mesh, policy=self.policy.model)
+        if BaseReference.is_reference_of(spec):
+            self.reference = BaseReference(self.policy.model, temperature=spec.temperature)
+            self._reference_model = "policy"
+        else:
+            self.reference = FsdpReference.from_spec(spec, mesh=mesh, policy=self.policy.model)
         is_here = spec.critic is not None and spec.critic.dedicated_ranks is None
         self.critic = FsdpCritic(spec, spec.critic, rank=self.rank) if spec.critic and is_here else None
         self.teacher = FsdpTeacher.from_spec(spec, mesh=mesh, policy=self.policy.model)

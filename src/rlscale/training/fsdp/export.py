@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.training.fsdp.export_plan import FullWeight, plan_export
 from rlscale.training.fsdp.shards import persistent_buffers
-from rlscale.training.modules.lora import base_name, find_adapters, merge_adapter, merge_rows, save_adapters
+from rlscale.training.modules.lora import Adapter, base_name, find_adapters, merge_adapter, merge_rows, save_adapters
 from rlscale.training.optim.muon import local_shard
 from rlscale.training.spec import WeightOwners
 from rlscale.training.transfer.exchange import PREFETCH_ROUNDS, exchange
@@ -87,14 +87,21 @@ class ShardedExporter:
         Raises:
             WeightSyncError: a shard arrives with another checksum than it was sent with.
         """
-        for name, weight in self._full_weights():
+        for name, weight in self._full_weights(find_adapters(self._model)):
             yield from self._renamer.published(name, weight)
 
-    def _full_weights(self) -> Iterator[Named]:
+    @torch.no_grad()
+    def base_weights(self) -> Iterator[Named]:
+        """Like `weights`, without the adapters."""
+        for name, weight in self._full_weights({}):
+            yield from self._renamer.published(name, weight)
+
+    def _full_weights(self, adapters: Mapping[str, Adapter]) -> Iterator[Named]:
+        """The weights of this rank, those in `adapters` merged with them."""
         if self._is_for_all or dist.get_world_size() == 1:
-            yield from _gather_on_all_ranks(self._model, dtype=self._dtype)
+            yield from _gather_on_all_ranks(self._model, adapters, dtype=self._dtype)
             return
-        shards = _Shards(self._model, dtype=self._dtype)
+        shards = _Shards(self._model, adapters, dtype=self._dtype)
         start = partial(exchange, self.plan, shards, rank=dist.get_rank(), device=shards.device)
         for arrived in start(prepare=shards.prepare):
             name = self.plan.weights[arrived.weight_index].name
@@ -121,8 +128,8 @@ class ShardedExporter:
 class _Shards(Mapping[str, Tensor]):
     """Shards of this rank by plain name, cast when they are requested; see the argument `shards` of `exchange`."""
 
-    def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
-        self._dtype, self._adapters = dtype, find_adapters(model)
+    def __init__(self, model: nn.Module, adapters: Mapping[str, Adapter], *, dtype: torch.dtype) -> None:
+        self._dtype, self._adapters = dtype, adapters
         named = ((base_name(name), parameter.detach()) for name, parameter in model.named_parameters())
         self._parameters = {name: parameter for name, parameter in named if name is not None}
         self._buffers = dict(persistent_buffers(model))
@@ -199,9 +206,8 @@ def export_hf(model: PreTrainedModel, folder: Path, *, source: str, dtype: torch
     dist.barrier()
 
 
-def _gather_on_all_ranks(model: nn.Module, *, dtype: torch.dtype) -> Iterator[Named]:
+def _gather_on_all_ranks(model: nn.Module, adapters: Mapping[str, Adapter], *, dtype: torch.dtype) -> Iterator[Named]:
     """Every weight in full on every rank, one at a time, in the order of the model; a collective of all ranks."""
-    adapters = find_adapters(model)
     for name, parameter in model.named_parameters():
         plain = base_name(name)
         if plain is None:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlscale.config import AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
+from rlscale.config import FLASH_ATTENTION, AttnImplementation, ComputeDtype, FsdpConfig, QkvFormat, TrainConfig
 from rlscale.models.hf_weights import open_causal_lm
 from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
 from rlscale.training.attention.packed import PACKED_ATTENTION
@@ -22,6 +22,7 @@ from rlscale.training.batch_invariant.forward import use_engine_kernels
 from rlscale.training.cpu.fused_layers import use_fused_layers
 from rlscale.training.cpu.onednn_linear import use_onednn
 from rlscale.training.fsdp.shards import load_shards
+from rlscale.training.fsdp.vision import use_vision_forward
 from rlscale.training.modules.freeze import freeze_parameters
 from rlscale.training.modules.logprob_head import replace_with_logprob_head
 from rlscale.training.modules.lora import add_adapters
@@ -71,6 +72,7 @@ def load_sharded(
         use_onednn(model)
         if not train.true_on_policy_mode:
             use_fused_layers(model, decoder_layers(model))
+    use_vision_forward(model)
     if is_trained and fsdp.gradient_checkpointing:
         _recompute_activations(model)
     model.train(is_trained)
@@ -108,9 +110,9 @@ def _shard(model: PreTrainedModel, *, mesh: DeviceMesh, train: TrainConfig) -> N
 def attention_kernel(fsdp: FsdpConfig, *, device_type: str, dtype: ComputeDtype, is_padded: bool = False) -> str:
     """Name of the attention in transformers: ours for packed samples, unless flash attention supports them itself."""
     choice = fsdp.attn_implementation
-    # The package flash-attn has kernels for GPUs and 16 bits only.
+    # The packages of flash attention have kernels for GPUs and 16 bits only.
     has_kernel = device_type == "cuda" and dtype != ComputeDtype.float32
-    if choice == AttnImplementation.flash_attention_2 and not has_kernel:
+    if choice in FLASH_ATTENTION and not has_kernel:
         choice = AttnImplementation.sdpa
     if is_padded:
         return str(choice)

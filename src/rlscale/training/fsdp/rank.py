@@ -10,13 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlscale.config import QkvFormat
-from rlscale.training.attention.context_attention import CONTEXT_ATTENTION
-from rlscale.training.attention.packed import PACKED_ATTENTION
+from rlscale.config import QkvFormat, shares_prefixes
+from rlscale.models.image_processor import ImageProcessor, has_images, load_image_processor
 from rlscale.training.batch_invariant.engine_shapes import add_engine_shapes
 from rlscale.training.cpu.allocator import keep_freed_memory
 from rlscale.training.distributed import RankGrid, find_local_ranks, make_data_mesh, select_device, set_num_threads
-from rlscale.training.fsdp.model import attention_kernel
 from rlscale.training.loss.column_outputs import gather_columns
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.metrics import MetricSums
@@ -42,6 +40,7 @@ class FsdpRank:
     grid: RankGrid
     mesh: DeviceMesh
     offloader: Offloader
+    processor: ImageProcessor | None = None  # of a model with images
 
     @classmethod
     def join(cls, spec: TrainerSpec, *, rank: int, world_size: int) -> FsdpRank:
@@ -60,6 +59,7 @@ class FsdpRank:
             grid=RankGrid.from_context_size(device, context_size=spec.fsdp.context_parallel_size),
             mesh=make_data_mesh(device),
             offloader=make_offloader(spec.offload, device=device),
+            processor=load_image_processor(spec.model_path) if has_images(spec.model_path) else None,
         )
 
     @property
@@ -97,11 +97,9 @@ class FsdpRank:
             return add_engine_shapes(pack(batch, samples, device=device), batch, shapes=spec.engine_shapes)
         if spec.train.qkv_format == QkvFormat.bshd:
             return pad(batch, samples, device=device)
-        # Only these kernels read a prompt that several samples share.
-        kernel = attention_kernel(spec.fsdp, device_type=device.type, dtype=spec.train.dtype)
-        shares = spec.train.share_prompts and kernel in (PACKED_ATTENTION, CONTEXT_ATTENTION)
+        shares = shares_prefixes(spec.train, spec.fsdp, device=device.type)
         if context is None:
-            return pack(batch, samples, device=device, share_prompts=shares)
+            return pack(batch, samples, device=device, share_prompts=shares, processor=self.processor)
         return pack_share(batch, samples, device=device, context=context, share_prompts=shares)
 
     def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:

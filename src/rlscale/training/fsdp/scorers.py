@@ -10,6 +10,7 @@ from rlscale.config import uses_reference, uses_teacher
 from rlscale.training.fsdp.checkpoint import load_weights
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
 from rlscale.training.fsdp.step import score_logprobs
+from rlscale.training.modules.lora import adapters_off
 from rlscale.training.offload import Offloader
 from rlscale.training.roles import check_reference_update, check_teacher_vocabulary
 from rlscale.training.rollout_state import PackedRollout
@@ -53,6 +54,31 @@ class FsdpReference(_FsdpScorer):
     def copy_policy(self) -> None:
         """See ReferenceRole. Each rank copies its own shard."""
         copy_weights(self._policy, self.model)
+
+
+class BaseReference:
+    """The policy without its adapters; see `ReferenceRole`. Its weights are the policy's."""
+
+    def __init__(self, policy: PreTrainedModel, *, temperature: float) -> None:
+        self.model, self._temperature = policy, temperature
+
+    @staticmethod
+    def is_reference_of(spec: TrainerSpec) -> bool:
+        """Whether the policy trains adapters of the very model that is the reference."""
+        is_base = spec.ref_path == spec.model_path and spec.ref_checkpoint is None
+        return bool(spec.train.lora.rank) and is_base and uses_reference(spec.algo)
+
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers nothing: the parameters are the policy's."""
+
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See ScoringRole; a collective of all ranks. [T]"""
+        with adapters_off(self.model):
+            return score_logprobs(self.model, rollout, temperature=self._temperature)
+
+    def copy_policy(self) -> None:
+        """Never called: a config rule excludes `algo.ref_update_interval` with adapters."""
+        raise AssertionError("the base of adapters does not change")
 
 
 class FsdpTeacher(_FsdpScorer):

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.algo.ragged import at_least_float32
+from rlscale.architectures.family import find_family
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import computes_as_engine, engine_logprobs, with_values
@@ -44,6 +45,8 @@ def compute_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
             "max_length_q": layout.max_len,
             "max_length_k": layout.max_len,
         }
+    if find_family(model.config.model_type).vision:
+        packing["images"] = micro.images
     output = model(
         input_ids=micro.input_ids,
         position_ids=micro.position_ids,
@@ -74,7 +77,7 @@ def compute_policy_terms(
     the same loss from them.
     """
     terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute)
-    if micro.shard is None:
+    if micro.is_whole:
         return terms
     # Both columns in one collective.
     logprobs, entropy = micro.gather_shards(torch.stack(terms, dim=-1)).unbind(dim=-1)
@@ -112,7 +115,7 @@ def compute_loss_terms(
         logprobs = with_values(
             logprobs, engine_logprobs(logits * temperature, targets_R=micro.targets, temperature=temperature)
         )
-    if micro.shard is None:
+    if micro.is_whole:
         return logprobs, entropy, logits
     columns = micro.gather_shards(torch.cat([logprobs[:, None], entropy[:, None], logits], dim=-1))
     entropy = columns[:, 1]

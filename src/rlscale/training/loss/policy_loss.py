@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
 from rlscale.config import LossType
+from rlscale.config.groups.algo import has_teacher_loss
 from rlscale.config.user_functions import reads_logits
 from rlscale.training.loss.column_outputs import add_trajectory_mean
 from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
@@ -49,7 +50,7 @@ class PolicyLoss:
             max_response_len=spec.max_response_len,
         )
         path = spec.algo.custom_loss_function_path if spec.algo.loss_type == LossType.custom_loss else None
-        self.needs_logits = path is not None and reads_logits(path)
+        self.needs_logits = has_teacher_loss(spec.algo) or (path is not None and reads_logits(path))
         # Without a separate pass for old logprobs, those of the first step are the old ones: no weight has changed.
         has_old_pass = columns.old_logprobs is not None and columns.old_logprobs is not columns.rollout_logprobs
         is_first_step = step == 0 and columns.is_first_pass
@@ -79,6 +80,8 @@ class PolicyLoss:
             advantages=take_microbatch(columns.advantages, micro),
             logits=logits,
             mean_weight_factor=columns.mean_weight_factor,
+            teacher_top_ids=_take_top(rollout, "top_ids", micro),
+            teacher_top_logprobs=_take_top(rollout, "top_logprobs", micro),
         )
         losses, sums = compute_token_losses(
             self._spec.algo,
@@ -123,6 +126,13 @@ def add_eval_loss(rollout: PackedRollout, column: Tensor) -> None:
     for micro in rollout.all_micros:
         logprobs = column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
         rollout.metrics.add({"loss": micro.layout.sum_and_count(-logprobs)})
+
+
+def _take_top(rollout: PackedRollout, name: str, micro: Microbatch) -> Tensor | None:
+    """Entries of a column of the teacher's most likely tokens; None: the batch has none. [R, K]"""
+    teacher = rollout.batch.teacher
+    column = None if teacher is None else teacher.columns().get(name)
+    return None if column is None else torch.from_numpy(column[micro.batch_rows]).to(micro.targets.device)
 
 
 def _custom_weights(

@@ -18,6 +18,7 @@ from rlscale.algo.kl import kl_estimate
 from rlscale.algo.ragged import TokenLayout, at_least_float32, zero_masked
 from rlscale.algo.whitening import whiten
 from rlscale.config import AlgoConfig, RewardScale
+from rlscale.config.groups.algo import has_teacher_loss
 from rlscale.hook_protocols import AdvantageFunction
 from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
 from rlscale.training.loss.user_outputs import check_column
@@ -141,7 +142,7 @@ def compute_rollout_kl(algo: AlgoConfig, inputs: RolloutInputs) -> Tensor | None
 
 def _add_distillation(algo: AlgoConfig, inputs: RolloutInputs, advantages_T: Tensor) -> Tensor:
     """Adds the log-ratio of teacher and policy at every token, with `algo.opd_kl_coef`. [T]"""
-    if not algo.opd_kl_coef:
+    if not algo.opd_kl_coef or has_teacher_loss(algo):
         return advantages_T
     student_T, teacher_T = inputs.old_logprobs_T, inputs.teacher_logprobs_T
     assert student_T is not None and teacher_T is not None, "distillation needs both logprobs"

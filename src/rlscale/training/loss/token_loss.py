@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import decoupled_weights
+from rlscale.algo.distillation import teacher_kl
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.off_policy import off_policy_mask
@@ -26,7 +27,8 @@ from rlscale.algo.reduce import (
     weighted_sum,
 )
 from rlscale.config import AlgoConfig, LossType, PolicyLossName, policy_loss_of
-from rlscale.config.user_functions import LOGITS
+from rlscale.config.groups.algo import has_teacher_loss
+from rlscale.config.user_functions import LOGITS, reads_logits
 from rlscale.hook_protocols import LossFunction, ReducerFunction
 from rlscale.training.loss.importance_weights import compute_engine_weights
 from rlscale.training.loss.user_hooks import NO_CUSTOM, load_user_function
@@ -44,6 +46,8 @@ class TokenInputs:
     advantages: Tensor | None = None
     logits: Tensor | None = None  # [R, V] of the policy, for a loss of the user that reads them
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
+    teacher_top_ids: Tensor | None = None  # [R, K] most likely tokens of the teacher
+    teacher_top_logprobs: Tensor | None = None  # [R, K] by the teacher
 
 
 def compute_step_denominators(*, counts_S: Tensor, trajectory_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ def compute_token_losses(
 
     policy_loss: (policy loss of the config) * (decoupled or TIS weight) * (off-policy mask).
     sft_loss: -logprobs. custom_loss: the function of the user.
-    Each + kl_loss_coef * KL(policy, ref) - entropy_coef * entropy.
+    Each + kl_loss_coef * KL(policy, ref) + opd_kl_coef * KL(policy, teacher) - entropy_coef * entropy.
 
     Args:
         algo: config group.
@@ -139,6 +143,10 @@ def compute_token_losses(
         sums["kl_loss"] = layout.sum_and_count(kl)
         if algo.kl_loss_coef:
             losses = losses + algo.kl_loss_coef * kl
+    if has_teacher_loss(algo):
+        gap = _teacher_kl(algo, inputs=inputs, layout=layout)
+        sums["teacher_kl"] = layout.sum_and_count(gap)
+        losses = losses + algo.opd_kl_coef * gap
     if entropy is not None:
         sums["entropy"] = layout.sum_and_count(entropy)
         if algo.entropy_coef:
@@ -215,7 +223,8 @@ def _custom_loss(
         entropy=entropy,
     )
     function = load_user_function("algo.custom_loss_function_path", path, LossFunction, custom=custom)
-    given = {} if inputs.logits is None else {LOGITS: inputs.logits}
+    # The divergence from a teacher needs logits, too, which a loss without that parameter does not accept.
+    given = {} if inputs.logits is None or not reads_logits(path) else {LOGITS: inputs.logits}
     returned, metrics = check_pair(function(logprobs, tokens, **given), path=path, what="loss")
     losses = check_column(returned, name=f"the loss of {path}", layout=layout)
     sums = check_sums(metrics, path=path, like=logprobs, taken=STEP_METRICS)
@@ -240,6 +249,15 @@ def _kl(algo: AlgoConfig, *, logprobs: Tensor, inputs: TokenInputs, layout: Toke
     )
     return kl_estimate(
         logprobs, ref_logprobs_T=ref, kind=algo.kl_loss_type, old_logprobs_T=old if algo.use_unbiased_kl else None
+    )
+
+
+def _teacher_kl(algo: AlgoConfig, *, inputs: TokenInputs, layout: TokenLayout) -> Tensor:
+    """Divergence from the teacher at every trainable token, 0 elsewhere. [R]"""
+    ids, logprobs = inputs.teacher_top_ids, inputs.teacher_top_logprobs
+    assert inputs.logits is not None and ids is not None and logprobs is not None, "the batch has the teacher's tokens"
+    return teacher_kl(
+        inputs.logits, top_ids_TK=ids, top_logprobs_TK=logprobs, mask_T=layout.mask_T, direction=algo.opd_direction
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout, at_least_float32, check_shape
 
-STEP_METRICS = frozenset({"loss", "grad_norm", "lr", "kl_loss", "entropy"})
+STEP_METRICS = frozenset({"loss", "grad_norm", "lr", "kl_loss", "teacher_kl", "entropy"})
 """Metrics of a step by the trainer. A function of the user must not return one of these names."""
 
 

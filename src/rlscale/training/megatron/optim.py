@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import ChainedOptimizer, ParamKey, ParamPredicate, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as CoreOptimizerConfig
-from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import Tensor, nn
 
-from rlscale.config import MegatronConfig, OptimConfig
+from rlscale.config import MegatronConfig, OptimConfig, OptimizerName
+from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, head_sizes
+from rlscale.training.megatron.matrix_optimizer import MatrixLayout, make_matrix_parts, only_trained
+from rlscale.training.megatron.model.field_values import field_values
 from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.megatron.model_parameters import mapped_parameters, parameter_kinds
+from rlscale.training.optim.optimizer import SCALE, lr_scales
 from rlscale.training.optim.step_checks import StepSettings, check_gradient
 
-_FIELDS = frozenset(field.name for field in fields(CoreOptimizerConfig))
 
-
-def wrap_chunks(model: MegatronModel, *, megatron: MegatronConfig) -> list[DistributedDataParallel]:
+def wrap_chunks(model: MegatronModel, *, is_sharded: bool) -> list[DistributedDataParallel]:
     """Wraps the chunks of a model with buffers for float32 gradients, which are summed over data-parallel ranks.
 
     The loss of a micro-batch is its share of the loss of the step, so gradients are summed and never averaged.
     Megatron-core sums them in its per-token mode, in which it divides by a number of tokens; it gets none.
+
+    Args:
+        model: with its frozen parameters marked: they get no buffer.
+        is_sharded: the ranks divide the state of the optimiser, see `shards_state`.
     """
     config = model.config
     config.calculate_per_token_loss = True
-    wrapping = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=megatron.use_distributed_optimizer
-    )
+    wrapping = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=is_sharded)
     chunks = [
         DistributedDataParallel(config=config, ddp_config=wrapping, module=chunk, disable_bucketing=i > 0)
         for i, chunk in enumerate(model.chunks)
@@ -44,12 +48,24 @@ def wrap_chunks(model: MegatronModel, *, megatron: MegatronConfig) -> list[Distr
     return chunks
 
 
-def make_optimizer(
-    chunks: Sequence[DistributedDataParallel], *, optim: OptimConfig, megatron: MegatronConfig, is_bf16: bool
-) -> Any:
-    """AdamW over all parameters, with float32 master weights. Weight decay applies to each parameter, norms included.
+def shards_state(megatron: MegatronConfig, optim: OptimConfig) -> bool:
+    """Whether data-parallel ranks divide the optimiser's state. It cuts matrices anywhere; Muon needs them whole."""
+    return megatron.use_distributed_optimizer and optim.name != OptimizerName.muon
 
-    Returns Megatron-core's ChainedOptimizer: one part for dense parameters and one for those of experts.
+
+def make_optimizer(
+    chunks: Sequence[DistributedDataParallel],
+    *,
+    model: MegatronModel,
+    optim: OptimConfig,
+    megatron: MegatronConfig,
+    is_bf16: bool,
+) -> Any:
+    """The optimiser of `optim.name` over all trained parameters, with float32 master weights.
+
+    Weight decay applies to each parameter, norms included. Kinds of parameters with a separate learning rate are
+    separate groups. Returns Megatron-core's ChainedOptimizer: parts for dense parameters and for those of experts, and
+    with Muon each of them again for the matrices.
     """
     config = CoreOptimizerConfig(
         **{
@@ -62,12 +78,35 @@ def make_optimizer(
             "clip_grad": optim.clip_grad,
             "bf16": is_bf16,
             "params_dtype": torch.bfloat16 if is_bf16 else torch.float32,
-            "use_distributed_optimizer": megatron.use_distributed_optimizer,
+            "use_distributed_optimizer": shards_state(megatron, optim),
         }
-        | {name: value for name, value in megatron.core_args.items() if name in _FIELDS}
+        | field_values(CoreOptimizerConfig, megatron.core_args)
     )
-    # Empty overrides: by default Megatron-core excludes vectors from weight decay.
-    return get_megatron_optimizer(config, list(chunks), config_overrides={}, use_gloo_process_groups=False)
+    kinds = parameter_kinds(model)
+    overrides = _rate_overrides(kinds, lr_scales(optim))
+    parts, others = [], {p for p in kinds if p.requires_grad}
+    if optim.name == OptimizerName.muon:
+        mapped: dict[Tensor, MappedWeight] = {p: each for _, p, each in mapped_parameters(model) if each is not None}
+        layouts = {p: MatrixLayout.from_mapped(mapped[p]) for p in others if kinds[p] == "matrix"}
+        sizes = head_sizes(model.architecture)
+        parts = make_matrix_parts(chunks, optim=optim, config=config, overrides=overrides, layouts=layouts, sizes=sizes)
+        others -= layouts.keys()
+    with only_trained(chunks, others):
+        adam = get_megatron_optimizer(config, list(chunks), config_overrides=overrides, use_gloo_process_groups=False)
+    # A part without parameters on any rank has no optimiser, which Megatron-core's checkpoints do not expect.
+    return ChainedOptimizer([*parts, *(part for part in adam.chained_optimizers if part.optimizer is not None)])
+
+
+def _rate_overrides(kinds: Mapping[Tensor, str], scales: Mapping[str, float]) -> dict[ParamKey, Any]:
+    """Settings of the parameter groups with a separate learning rate, as Megatron-core takes them.
+
+    Never None, for which Megatron-core excludes vectors from weight decay.
+    """
+
+    def key(kind: str) -> ParamKey:
+        return ParamKey(predicate=ParamPredicate(name=kind, fn=lambda parameter: kinds[parameter] == kind))
+
+    return {key(kind): {SCALE: scale} for kind, scale in scales.items()}
 
 
 def zero_gradients(chunks: Sequence[DistributedDataParallel], optimizer: Any) -> None:
@@ -99,7 +138,7 @@ def optim_step(
             if parameters := part.get_parameters():
                 clip_grad_by_total_norm_fp32(parameters, max_norm=settings.max_grad_norm, total_norm=norm)
     for group in optimizer.param_groups:
-        group["lr"] = settings.lr
+        group["lr"] = settings.lr * group.get(SCALE, 1.0)
     is_done = optimizer.step_with_ready_grads()
     assert is_done, "without loss scaling no step is skipped"
     optimizer.zero_grad()  # else master weights would keep their gradients allocated
@@ -143,4 +182,5 @@ def _finalize(chunks: list[nn.Module], num_tokens: object = None, **options: Any
 
 def _bad_names(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> list[str]:
     """Parameters whose gradient on this rank contains a NaN or an infinity."""
-    return [name for name, p in named_parameters if not bool(getattr(p, "main_grad").isfinite().all())]  # noqa: B009
+    with_grad = ((name, p) for name, p in named_parameters if p.requires_grad)
+    return [name for name, p in with_grad if not bool(getattr(p, "main_grad").isfinite().all())]  # noqa: B009

@@ -11,11 +11,13 @@ from torch import Tensor
 from rlscale.config import ComputeDtype, OptimConfig
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_state, save_state
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
+from rlscale.training.megatron.model_parameters import freeze_model
 from rlscale.training.megatron.optim import (
     gradient_buffers,
     make_optimizer,
     optim_step,
     optimizer_tensors,
+    shards_state,
     wrap_chunks,
     zero_gradients,
 )
@@ -40,9 +42,10 @@ class TrainableModel:
     def __init__(self, model: MegatronModel, *, optim: OptimConfig, rank: MegatronRank) -> None:
         spec = rank.spec
         self.model, self._dims, self._async_saver = model, rank.dims, rank.async_saver
-        self.chunks = wrap_chunks(model, megatron=spec.megatron)
+        freeze_model(model, spec.train)  # before gradients get their buffers
+        self.chunks = wrap_chunks(model, is_sharded=shards_state(spec.megatron, optim))
         is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
-        self.optimizer = make_optimizer(self.chunks, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
+        self.optimizer = make_optimizer(self.chunks, model=model, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
 
     def train_step(
         self, micros: Sequence[Microbatch], *, loss: StageFunction, metrics: MetricSums, settings: StepSettings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rlscale.config import TrainConfig
@@ -24,11 +24,16 @@ def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
         parameter.requires_grad_(name in trained)
 
 
-def trained_names(names: Sequence[str], train: TrainConfig) -> set[str]:
+def trained_names(names: Sequence[str], train: TrainConfig, *, merged: Iterable[Sequence[str]] = ()) -> set[str]:
     """The names of the parameters that are trained, among all `names`.
 
+    Args:
+        names: as transformers names them.
+        train: the patterns.
+        merged: names of parameters that a backend keeps in one tensor, and so trains or freezes together.
+
     Raises:
-        ConfigError: a pattern matches no name, or no parameter is left to train.
+        ConfigError: a pattern matches no name, no parameter is left to train, or a merged parameter would be divided.
     """
     key = "train.only_train_params" if train.only_train_params is not None else "train.freeze_params"
     patterns = train.only_train_params or train.freeze_params or []
@@ -39,6 +44,11 @@ def trained_names(names: Sequence[str], train: TrainConfig) -> set[str]:
     trained = found if train.only_train_params is not None else set(names) - found
     if not trained:
         raise _error(key, "leave at least one parameter to train", ", ".join(patterns), names)
+    for group in merged:
+        if 0 < len(trained.intersection(group)) < len(group):
+            rule = f"match all or none of {', '.join(group)} with train.backend=megatron"
+            fix = "match all of them; Megatron-core keeps them in one parameter"
+            raise ConfigError([Problem(path=key, rule=rule, value=", ".join(patterns), fix=fix)])
     return trained
 
 

@@ -114,6 +114,20 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
     return found
 
 
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Makes the model its base inside; for passes without gradient."""
+    layers = [layer for layer in model.modules() if hasattr(layer, "lora_A")]
+    # Not peft's `enable_adapters`: it changes `requires_grad`, which FSDP reads once when it shards.
+    for layer in layers:
+        layer.__dict__["_disable_adapters"] = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__["_disable_adapters"] = False
+
+
 def base_name(name: str) -> str | None:
     """Name of a parameter in the model without adapters; None for parameters of adapters."""
     # peft may wrap a module twice, e.g. for two parameters of a stack of experts.
@@ -136,6 +150,14 @@ def merge_rows(rows: Tensor, adapter: Adapter, *, full_a: Tensor, dtype: torch.d
     return (rows.float() + adapter.scale * (b.float() @ full_a.float())).to(dtype)
 
 
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A and B of every layer in full, under peft's names; a collective of all ranks."""
+    for name, parameter in model.named_parameters():
+        if _is_adapter(name):
+            own = parameter.detach()
+            yield _peft_name(name), own.full_tensor() if isinstance(own, DTensor) else own
+
+
 def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
     """Writes the adapters in float32, in peft's format; a collective of all ranks, rank 0 writes.
 
@@ -144,13 +166,8 @@ def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
         folder: created if needed.
         base: Hugging Face folder or hub id of the model without adapters.
     """
-    tensors = {}
-    for name, parameter in model.named_parameters():
-        if _is_adapter(name):
-            own = parameter.detach()
-            full = own.full_tensor() if isinstance(own, DTensor) else own
-            if dist.get_rank() == 0:
-                tensors[_PREFIX + name.replace(f".{ADAPTER}.", ".")] = full.float().cpu().contiguous()
+    named = adapter_tensors(model)
+    tensors = {name: full.float().cpu().contiguous() for name, full in named if dist.get_rank() == 0}
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
@@ -170,11 +187,7 @@ def _load(model: nn.Module, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         fix = f"{type(error).__name__}: {error}; give a folder with {CONFIG_FILE} and {WEIGHTS_FILE}"
         raise _problem("load", "be a folder of adapters in peft's format", str(folder), fix) from error
-    wanted = {
-        _PREFIX + name.replace(f".{ADAPTER}.", "."): parameter
-        for name, parameter in model.named_parameters()
-        if _is_adapter(name)
-    }
+    wanted = {_peft_name(name): parameter for name, parameter in model.named_parameters() if _is_adapter(name)}
     _check_fit(folder, found, wanted)
     for name, parameter in wanted.items():
         parameter.copy_(found[name])
@@ -208,6 +221,11 @@ def _linear_layers(model: PreTrainedModel) -> set[str]:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
     return {name.split(".")[-1] for name in linear}
+
+
+def _peft_name(name: str) -> str:
+    """Name of an adapter's parameter in peft's files, which name neither the adapter nor our wrapper."""
+    return _PREFIX + name.replace(f".{ADAPTER}.", ".")
 
 
 def _is_adapter(name: str) -> bool:

@@ -55,7 +55,7 @@ class LrSchedule:
         return cls(
             peak=peak,
             floor=0.0 if constant else min(optim.min_lr, peak),
-            warmup_steps=optim.lr_warmup_iters or math.ceil(total_steps * optim.warmup_ratio),
+            warmup_steps=optim.lr_warmup_iters or math.ceil(total_steps * (optim.warmup_ratio or 0.0)),
             decay_steps=decay_steps,
             style=optim.lr_decay_style,
             power=optim.lr_decay_power,

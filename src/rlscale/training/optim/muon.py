@@ -54,16 +54,22 @@ class MuonAdamW(torch.optim.Optimizer):
         assert closure is None, "the gradient is computed before"
         if self._adam is not None:
             self._adam.step()
-        for group in self.param_groups:
+        for i, group in enumerate(self.param_groups):
             if not group[MUON]:
                 continue
             parameters = [p for p in group["params"] if p.grad is not None]
-            updates = orthogonalize_all(parameters, [self._direction(p) for p in parameters])
-            for parameter, update in zip(parameters, updates, strict=True):
-                rows, columns = parameter.shape[-2:]
+            updates = self._updates(i, parameters, [self._direction(p) for p in parameters])
+            for parameter, (update, scale) in zip(parameters, updates, strict=True):
                 weight = local_shard(parameter)
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+                weight.add_(update, alpha=-group["lr"] * scale)
+
+    def _updates(
+        self, index: int, parameters: Sequence[Tensor], directions: Sequence[Tensor]
+    ) -> list[tuple[Tensor, float]]:
+        """The rank's rows of the orthogonalised directions of group `index`, each with the factor on its rate."""
+        updates = orthogonalize_all(parameters, directions)
+        return [(update, rate_factor(p)) for update, p in zip(updates, parameters, strict=True)]
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
         """The rank's rows of the Nesterov direction U, which is orthogonalised."""
@@ -79,6 +85,12 @@ class MuonAdamW(torch.optim.Optimizer):
 def muon_state(parameter: Tensor) -> dict[str, Tensor]:
     """State of a matrix before its first step."""
     return {"momentum_buffer": torch.zeros_like(parameter)}
+
+
+def rate_factor(matrix: Tensor) -> float:
+    """Factor of Jordan et al. on the learning rate of a matrix: tall ones make larger steps."""
+    rows, columns = matrix.shape[-2:]
+    return math.sqrt(max(1.0, rows / columns))
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

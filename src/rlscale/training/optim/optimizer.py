@@ -74,19 +74,23 @@ def set_lr(optimizer: torch.optim.Optimizer, *, lr: float) -> None:
         group["lr"] = lr * group[SCALE]
 
 
-def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
-    """Trainable parameters grouped by learning rate, and for Muon by algorithm, in the order of the model."""
+def lr_scales(optim: OptimConfig) -> dict[str, float]:
+    """Learning rate of each kind of parameter that has a separate one, as a multiple of `optim.lr`."""
     given = {"embedding": optim.embedding_lr, "unembedding": optim.unembedding_lr, "matrix": optim.matrix_lr}
     # A tied table gets the smaller of both rates: a rate that is right for an embedding can ruin an output layer.
     given["tied"] = min((rate for rate in (optim.embedding_lr, optim.unembedding_lr) if rate is not None), default=None)
-    by_rate: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    return {kind: rate / _base(optim) for kind, rate in given.items() if rate is not None}
+
+
+def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
+    """Trainable parameters grouped by learning rate, and for Muon by algorithm, in the order of the model."""
+    scales, by_rate = lr_scales(optim), dict[tuple[float, bool], list[nn.Parameter]]()
     kind_of = _kinds(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             kind = kind_of(parameter)
-            rate = given.get(kind)
-            scale = 1.0 if rate is None else rate / _base(optim)
-            by_rate.setdefault((scale, optim.name == OptimizerName.muon and kind == "matrix"), []).append(parameter)
+            is_muon = optim.name == OptimizerName.muon and kind == "matrix"
+            by_rate.setdefault((scales.get(kind, 1.0), is_muon), []).append(parameter)
     return [{"params": found, SCALE: scale, MUON: by_muon} for (scale, by_muon), found in by_rate.items()]
 
 

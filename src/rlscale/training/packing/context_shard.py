@@ -30,8 +30,8 @@ def pack_share(
 ) -> Microbatch:
     """Packs this rank's share of the samples; see `pack`.
 
-    A sample is split into zigzag chunks. With `share_prompts`, a prompt that several samples share is split separately
-    and computed once, and each of the responses is split separately, too.
+    A sample is split into zigzag chunks. With `share_prompts`, a prefix that several samples share is computed once: it
+    is split as part of the first of them, and the rest of each of the others is split separately.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
     assigned = assign_spans(list(_runs(rows)), num_ranks=context.size)
@@ -65,20 +65,10 @@ class TokenPlaces:
 
 
 def _runs(rows: SampleRows) -> list[Span]:
-    """Runs of tokens that are split into chunks: samples, or shared prompts and the responses to them."""
-    arrays = (rows.lengths, rows.starts, rows.prompt_lens)
-    lengths, starts, prompt_lens = (array.tolist() for array in arrays)
-    first = rows.starts if rows.originals is None else rows.originals[rows.starts]
-    shares = np.bincount(first, minlength=len(rows.tokens))[first] > 1
-    runs = []
-    for sample, (length, start, prompt_len) in enumerate(zip(lengths, starts, prompt_lens, strict=True)):
-        if not shares[sample]:
-            runs.append(Span(sample=sample, start=0, stop=length))
-            continue
-        if first[sample] == start:
-            runs.append(Span(sample=sample, start=0, stop=prompt_len))
-        runs.append(Span(sample=sample, start=prompt_len, stop=length))
-    return runs
+    """Runs of tokens that are split into chunks: samples, each without the prefix that another one computes."""
+    starts = np.zeros_like(rows.lengths) if rows.tree is None else rows.tree.own_starts
+    ends = zip(starts.tolist(), rows.lengths.tolist(), strict=True)
+    return [Span(sample=sample, start=start, stop=stop) for sample, (start, stop) in enumerate(ends)]
 
 
 def _places(rows: SampleRows, assigned: Sequence[Sequence[Span]]) -> TokenPlaces:
@@ -91,8 +81,8 @@ def _places(rows: SampleRows, assigned: Sequence[Sequence[Span]]) -> TokenPlaces
             rank_of[own], row_of[own] = rank, np.arange(end, end + len(own))
             end += len(own)
         most = max(most, end)
-    if rows.originals is not None:
-        rank_of, row_of = rank_of[rows.originals], row_of[rows.originals]
+    if rows.tree is not None:
+        rank_of, row_of = rank_of[rows.tree.originals], row_of[rows.tree.originals]
     return TokenPlaces(rank=rank_of, row=row_of, max_rows=most)
 
 

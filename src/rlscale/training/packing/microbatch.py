@@ -1,9 +1,11 @@
 """Packing of the samples of a batch, end to end, into one row for the model.
 
-A prompt that several samples share is packed once: "12+3=" answered by "15" and by "6" is `12+3=156`, not
-`12+3=1512+3=6`. Only attention sees whole samples (see `SharedPrompts`); every other layer computes a token once.
+A prefix that several samples share is packed once: "12+3=" answered by "15" and by "16" is `12+3=156`, not
+`12+3=1512+3=16`. Only attention sees whole samples (see `TreeRows`); every other layer computes a token once. A sample
+keeps its own entries in the loss: an entry whose logits and target another one has, too, is only copied.
 
-Shape legend: T packed tokens, E tokens of the samples end to end, R trainable tokens among them, S samples.
+Shape legend: T packed tokens, E tokens of the samples end to end, R trainable tokens among them, U entries of the
+output layer (R, unless some are equal), S samples.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
+from rlscale.data.prefix_tree import build_prefix_tree
+from rlscale.models.image_processor import ImageProcessor
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PackedLayout, build_packed_layout
 from rlscale.training.batch_invariant.engine_rows import EngineRows
 from rlscale.training.packing.context_parallel import TokenShard
-from rlscale.training.packing.prefix_sharing import find_shared_prompts
+from rlscale.training.packing.image_rows import ImageRows, PackedImages, lay_out_images
+from rlscale.training.packing.prefix_sharing import SharedRows, TreeRows, find_shared_rows, lay_out_tree
 from rlscale.types import Int64, TrainBatch
 
 
@@ -41,27 +46,36 @@ class Microbatch:
     the same collectives; its loss and gradient are exactly 0.
 
     With context parallelism, T and `targets` are this rank's share of the tokens. All other columns stay [R];
-    `gather_shards` turns the results of the share into [R].
+    `gather_shards` turns the results of the share, or of the entries U, into [R].
     """
 
     input_ids: Tensor  # [1, T]
-    position_ids: Tensor  # [1, T] within the sample, from 0
+    position_ids: Tensor  # [1, T] within the sample, from 0; of a model with images [4, 1, T]
     packing: PackedLayout | SpanLayout | PaddedLayout
-    logit_rows: Tensor  # [R] packed position whose logits predict the token; a shared one occurs several times
-    targets: Tensor  # [R]
+    logit_rows: Tensor  # [U] packed position whose logits predict the token; one before a fork occurs several times
+    targets: Tensor  # [U]
     layout: TokenLayout  # of the R tokens
     sample_indices: Int64  # [S] into the batch, in packed order
     batch_rows: Int64  # [R] row of each token in the columns of the batch
     shard: TokenShard | None = None
+    entries: SharedRows | None = None  # U to R; None: they are the same
     engine_rows: EngineRows | None = None  # with `train.true_on_policy_mode`
+    images: PackedImages | None = None  # of a model with images
 
     @property
     def num_shards(self) -> int:
         """Number of ranks that compute the same loss of this micro-batch."""
         return 1 if self.shard is None else self.shard.context.size
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the entries of `logit_rows` are the R tokens."""
+        return self.shard is None and self.entries is None
+
     def gather_shards(self, entries: Tensor) -> Tensor:
         """Column of all R tokens from the entries of `logit_rows`; a collective of the context group, if any."""
+        if self.entries is not None:
+            return self.entries.expanded(entries)
         return entries if self.shard is None else self.shard.gather(entries)
 
 
@@ -77,7 +91,8 @@ class SampleRows:
     tokens: Int64  # [E]
     trainable: Int64  # [R] indices into E, ascending; one entry, masked, where no token is trainable
     mask: npt.NDArray[np.bool_]  # [R]
-    originals: Int64 | None  # [E] first row with the same token of the same shared prompt; None: prompts are not shared
+    tree: TreeRows | None  # None: no rows are shared
+    images: ImageRows | None = None
 
     @property
     def positions(self) -> Int64:
@@ -117,31 +132,58 @@ def pack(
     *,
     device: torch.device,
     share_prompts: bool = False,
+    processor: ImageProcessor | None = None,
 ) -> Microbatch:
     """Packs some samples of a batch, ordered by length (then by the order given).
 
-    `share_prompts` packs equal prompts once, which only `packed_attention` supports.
+    Args:
+        share_prompts: pack common prefixes once, which only `packed_attention` supports.
+        processor: of the images of a model that has any.
     """
-    rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts)
-    logit_rows, tokens, positions, shared = rows.trainable - 1, rows.tokens, rows.positions, None
+    rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts, processor=processor)
+    logit_rows, tokens, positions, tree = rows.trainable - 1, rows.tokens, rows.positions, rows.tree
+    targets, entries = tokens[rows.trainable], None
     # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
     logit_rows[0] = max(logit_rows[0], 0)
-    if rows.originals is not None and (rows.originals != np.arange(len(tokens))).any():
-        kept = np.flatnonzero(rows.originals == np.arange(len(tokens)))
-        shared = find_shared_prompts(rows.originals, device=device)
-        # From rows of E to packed rows: the rank of the original among the kept rows.
-        logit_rows = np.searchsorted(kept, rows.originals[logit_rows])
-        tokens, positions = tokens[kept], positions[kept]
+    if tree is not None:
+        row_of = np.empty(len(tokens), dtype=np.int64)
+        row_of[tree.pick] = np.arange(len(tree.pick))
+        logit_rows = row_of[tree.originals[logit_rows]]
+        tokens, positions = tokens[tree.pick], positions[tree.pick]
+        kept, entries = _equal_entries(logit_rows, targets, device=device)
+        logit_rows, targets = logit_rows[kept], targets[kept]
+    images = None
+    position_ids = to_device(positions[None], device)
+    if rows.images is not None and processor is not None:
+        pick = None if tree is None else tree.pick
+        images = rows.images.packed(processor, pick, device)
+        three = rows.images.positions if pick is None else rows.images.positions[:, pick]
+        # transformers takes the positions of the text as a first row.
+        position_ids = to_device(np.concatenate([positions[None], three])[:, None], device)
     return Microbatch(
         input_ids=to_device(tokens[None], device),
-        position_ids=to_device(positions[None], device),
-        packing=build_packed_layout(rows.lengths, device=device, shared=shared),
+        position_ids=position_ids,
+        packing=build_packed_layout(rows.lengths, device=device, rows=tree),
         logit_rows=to_device(logit_rows, device),
-        targets=to_device(rows.tokens[rows.trainable], device),
+        targets=to_device(targets, device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
         batch_rows=rows.trainable_batch_rows,
+        entries=entries,
+        images=images,
     )
+
+
+def _equal_entries(logit_rows_R: Int64, targets_R: Int64, *, device: torch.device) -> tuple[Int64, SharedRows | None]:
+    """Indices of the entries that are computed [U], and their map to all; None: no two of them are equal."""
+    # One number for each pair: sorting them is much faster than sorting pairs.
+    pairs = logit_rows_R * (targets_R.max() + 1) + targets_R
+    _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+    if len(first) == len(logit_rows_R):
+        return np.arange(len(logit_rows_R)), None
+    originals = first[inverse]
+    kept = np.flatnonzero(originals == np.arange(len(originals)))
+    return kept, find_shared_rows(originals, device=device)
 
 
 def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.device) -> Microbatch:
@@ -178,7 +220,9 @@ def count_padding(micros: Iterable[Microbatch]) -> Sums:
     return {"padding": (torch.tensor(float(slots - tokens)), torch.tensor(float(slots)))}
 
 
-def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool) -> SampleRows:
+def lay_out_samples(
+    batch: TrainBatch, sample_indices: Sequence[int], *, share_prompts: bool, processor: ImageProcessor | None = None
+) -> SampleRows:
     """Rows of some samples. No samples at all become the first token of the batch, masked."""
     is_empty = not len(sample_indices)
     indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)
@@ -198,6 +242,13 @@ def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_p
     if not len(trainable):
         trainable, mask = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=bool)
     prompt_lens = batch.prompt_lens[indices].astype(np.int64)
+    images = None if processor is None else lay_out_images(batch, indices, lengths_S, tokens, processor)
+    tree = None
+    if share_prompts and len(indices) > 1:
+        # Placeholders of different pictures are the same token.
+        keys = tokens if images is None else images.keys(tokens)
+        found = build_prefix_tree(keys, starts, lengths_S, prompt_lens)
+        tree = lay_out_tree(found, starts, lengths_S) if found.has_shared() else None
     return SampleRows(
         indices=indices,
         lengths=lengths_S,
@@ -207,19 +258,9 @@ def lay_out_samples(batch: TrainBatch, sample_indices: Sequence[int], *, share_p
         tokens=tokens,
         trainable=trainable,
         mask=mask,
-        originals=_originals(tokens, starts, prompt_lens) if share_prompts and not is_empty else None,
+        tree=tree,
+        images=images,
     )
-
-
-def _originals(tokens_E: Int64, starts_S: Int64, prompt_lens_S: Int64) -> Int64:
-    """First row with the same token of the same prompt, for each row of E; tokens of responses map to themselves."""
-    originals = np.arange(len(tokens_E))
-    first: dict[bytes, int] = {}
-    for start, length in zip(starts_S.tolist(), prompt_lens_S.tolist(), strict=True):
-        prompt = slice(start, start + length)
-        found = first.setdefault(tokens_E[prompt].tobytes(), start)
-        originals[prompt] = np.arange(found, found + length)
-    return originals
 
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

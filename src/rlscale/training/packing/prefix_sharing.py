@@ -1,7 +1,6 @@
-"""Prompts that several packed samples share and that are packed once.
+"""Rows that several packed samples share and that are packed once: those of the common prefixes of a tree.
 
-Shape legend: T packed rows, E rows of the samples end to end, S samples, G prompts, L longest prompt with all its
-answers, J heads of any kind, D head width.
+Shape legend: T packed rows, E rows of the samples end to end, S samples, N segments of the tree.
 """
 
 from __future__ import annotations
@@ -13,37 +12,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlscale.data.prefix_tree import PrefixTree
 from rlscale.training.packing.gather_rows import gather_rows
 from rlscale.types import Int64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SharedPrompts:
-    """Packed rows that several samples share, with the maps to whole samples and back.
+class SharedRows:
+    """Rows of which equal ones are kept once, with the maps to all rows and back. Made by `find_shared_rows`."""
 
-    All other rows belong to one sample. Made by `find_shared_prompts`.
-    """
-
-    expand: Tensor  # [E] packed row of each row of the samples end to end
-    pick: Tensor  # [T] first row in E of each packed row
-    rows: Tensor  # [N] packed rows that are in several samples
+    expand: Tensor  # [E] kept row of each row
+    pick: Tensor  # [T] one row in E of each kept row
+    rows: Tensor  # [N] kept rows that stand for several
     copies: Tensor  # [N, M] their rows in E; E itself fills up where there are fewer than M
     is_ragged: bool  # some have fewer than M copies
 
     def expanded(self, rows: Tensor) -> Tensor:
-        """Packed rows [T, ...] as whole samples end to end [E, ...]."""
+        """Kept rows [T, ...] as all rows [E, ...]."""
         result: Tensor = _Expand.apply(rows, self)  # type: ignore[no-untyped-call]
         return result
 
     def picked(self, rows: Tensor) -> Tensor:
-        """The inverse of `expanded`: the first of equal rows."""
+        """The inverse of `expanded`: one of equal rows."""
         return gather_rows(rows, self.pick, self.expand)
 
 
-def find_shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPrompts:
-    """Builds the maps from the first of the equal rows, for each row of the samples end to end. [E]"""
-    kept = np.flatnonzero(originals_E == np.arange(len(originals_E)))
-    expand = np.searchsorted(kept, originals_E)
+def find_shared_rows(originals_E: Int64, *, pick_T: Int64 | None = None, device: torch.device) -> SharedRows:
+    """Builds the maps from the row that stands for it, for each row.
+
+    Args:
+        originals_E: an index into E; rows that are kept stand for themselves.
+        pick_T: the kept rows in their packed order; None: ascending.
+        device: of the maps.
+    """
+    kept = np.flatnonzero(originals_E == np.arange(len(originals_E))) if pick_T is None else pick_T
+    row_of = np.empty(len(originals_E), dtype=np.int64)
+    row_of[kept] = np.arange(len(kept))
+    expand = row_of[originals_E]
     counts_T = np.bincount(expand)
     rows = np.flatnonzero(counts_T > 1)
     # Rows of E, grouped by packed row; `place` numbers the copies of each from 0.
@@ -53,7 +58,7 @@ def find_shared_prompts(originals_E: Int64, *, device: torch.device) -> SharedPr
     copies[expand[by_row], place] = by_row
     arrays = (expand, kept, rows, copies[rows])
     to_expand, to_pick, shared, where = (torch.from_numpy(array).to(device) for array in arrays)
-    return SharedPrompts(
+    return SharedRows(
         expand=to_expand,
         pick=to_pick,
         rows=shared,
@@ -66,14 +71,14 @@ class _Expand(torch.autograd.Function):
     """A gather. In its backward pass a shared row gets the sum of the gradients of its copies."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, shared: SharedPrompts) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, shared: SharedRows) -> Tensor:
         ctx.shared = shared
         return rows.index_select(0, shared.expand)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
-        shared: SharedPrompts = ctx.shared
+        shared: SharedRows = ctx.shared
         out = grad.index_select(0, shared.pick)
         if shared.is_ragged:
             # A row of zeros at index E, which `copies` uses as padding.
@@ -84,54 +89,66 @@ class _Expand(torch.autograd.Function):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromptBlocks:
-    """Each prompt and all its answers as one block of attention, in which an answer sees the prompt and itself.
+class TreeRows:
+    """Samples whose common prefixes are packed once, depth first: a segment of the tree, then all that follow on it.
 
-    No row occurs twice. Made by `build_prompt_blocks`.
+    Row j is before row i on the path of a sample if and only if j <= i < the end of what follows on the segment of j.
     """
 
-    num: int  # G
-    length: int  # L
-    slots: Tensor  # [T] slot of each packed row, in G * L
-    rows: Tensor  # [G * L] packed row in each slot; any row in slots of padding
-    mask: Tensor  # [G, L, L] float32: 0 where a row may attend, -inf elsewhere
-
-    def pad(self, rows: Tensor) -> Tensor:
-        """Packed rows [T, J, D], each block padded on the right. [G, J, L, D]"""
-        return gather_rows(rows, self.rows, self.slots).view(self.num, self.length, *rows.shape[1:]).transpose(1, 2)
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """The inverse of `pad`. [T, J, D]"""
-        return gather_rows(padded.transpose(1, 2).flatten(0, 1), self.slots, self.rows)
+    starts: Int64  # [N] first packed row of each segment, ascending
+    ends: Int64  # [N] after its last row
+    lasts: Int64  # [N] after the last row that follows on it; `ends` where there is none
+    own_starts: Int64  # [S] position of each sample from which on its rows are its own
+    originals: Int64  # [E] row that stands for each row
+    pick: Int64  # [T] row in E of each packed row
 
 
-def build_prompt_blocks(lengths_S: Int64, shared: SharedPrompts, *, most_scores: float) -> PromptBlocks | None:
-    """Blocks of samples end to end, or None where they would need more than `most_scores` scores per head."""
-    expand, pick = shared.expand.cpu().numpy(), shared.pick.cpu().numpy()
-    starts = np.cumsum(lengths_S) - lengths_S
-    sample_E = np.repeat(np.arange(len(lengths_S)), lengths_S)
-    _, prompt_S = np.unique(expand[starts], return_inverse=True)
-    sample_T, position_T = sample_E[pick], (np.arange(len(expand)) - starts[sample_E])[pick]
-    prompt_T = prompt_S[sample_T]
-    counts_G = np.bincount(prompt_T)
-    num, length = len(counts_G), int(counts_G.max())
-    if num * length**2 > most_scores:
-        return None
-    # Slot of a packed row: the start of its block plus its number among the rows of its prompt.
-    by_prompt = np.argsort(prompt_T, kind="stable")
-    place = np.arange(len(pick)) - np.repeat(np.cumsum(counts_G) - counts_G, counts_G)
-    slots = np.empty(len(pick), dtype=np.int64)
-    slots[by_prompt] = prompt_T[by_prompt] * length + place
-    sample_T[shared.rows.cpu().numpy()] = -1  # a row of the prompt belongs to all its samples
-    rows = np.zeros(num * length, dtype=np.int64)
-    rows[slots] = np.arange(len(pick))
-    # Padding has the last position and the separate sample -2, so that only padding attends to it.
-    sample_GL, position_GL = np.full((num, length), -2), np.full((num, length), np.iinfo(np.int64).max)
-    sample_GL.flat[slots], position_GL.flat[slots] = sample_T, position_T
-    # A row attends to its own sample and to the prompt (-1), up to its own position.
-    sees = (sample_GL[:, None, :] == sample_GL[:, :, None]) | (sample_GL[:, None, :] == -1)
-    sees &= position_GL[:, None, :] <= position_GL[:, :, None]
-    mask = np.where(sees, np.float32(0), np.float32(-np.inf))
-    device = shared.pick.device
-    to_slots, to_rows, scores = (torch.from_numpy(array).to(device) for array in (slots, rows, mask))
-    return PromptBlocks(num=num, length=length, slots=to_slots, rows=to_rows, mask=scores)
+def lay_out_tree(tree: PrefixTree, starts_S: Int64, lengths_S: Int64) -> TreeRows:
+    """Lays out samples end to end, which start at `starts_S`, as rows of their tree."""
+    originals = np.arange(int(lengths_S.sum()))
+    own_starts, pick = np.zeros_like(lengths_S), []
+    before = 0
+    for sample, shared in zip(tree.order.tolist(), tree.shared.tolist(), strict=True):
+        start, length = int(starts_S[sample]), int(lengths_S[sample])
+        originals[start : start + shared] = originals[before : before + shared]
+        own_starts[sample] = shared
+        pick.append(np.arange(start + shared, start + length))
+        before = start
+    starts, ends, lasts = _segments(tree, lengths_S)
+    return TreeRows(
+        starts=starts,
+        ends=ends,
+        lasts=lasts,
+        own_starts=own_starts,
+        originals=originals,
+        pick=np.concatenate(pick),
+    )
+
+
+def _segments(tree: PrefixTree, lengths_S: Int64) -> tuple[Int64, Int64, Int64]:
+    """Starts, ends and last rows of the segments of a tree, by start."""
+    done: list[tuple[int, int, int]] = []
+    path: list[list[int]] = []  # segments from the root to the current row: start, end, position of its first token
+    row = 0
+    for length, shared in zip(lengths_S[tree.order].tolist(), tree.shared.tolist(), strict=True):
+        if shared == length:  # equal to the sample before it, or to its beginning
+            continue
+        while path and path[-1][2] >= shared:
+            start, end, _ = path.pop()
+            done.append((start, end, row))
+        if path:
+            start, end, first = path[-1]
+            if first + end - start > shared:  # the sample leaves in the middle of a segment
+                cut = start + shared - first
+                # What follows on the second half is all that followed so far.
+                done.append((cut, end, row))
+                path[-1][1] = cut
+            elif end == row:  # it continues a sample that has ended, and nothing else does so far
+                path[-1][1] = row + length - shared
+                row = path[-1][1]
+                continue
+        path.append([row, row + length - shared, shared])
+        row += length - shared
+    done += [(start, end, row) for start, end, _ in path]
+    starts, ends, lasts = np.asarray(sorted(done), dtype=np.int64).T
+    return starts, ends, lasts

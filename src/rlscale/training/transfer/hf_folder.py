@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
+from transformers.utils.hub import cached_file
 
 from rlscale.models.hf_models import load_tokenizer
+from rlscale.models.image_processor import has_images
 from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, HfWriter, WrittenFiles, name_files
+
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
 def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
@@ -31,6 +36,19 @@ def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
     if not Path(source).is_dir() or (Path(source) / "generation_config.json").exists():
         GenerationConfig.from_pretrained(source).save_pretrained(folder)
     load_tokenizer(source).save_pretrained(folder)
+    if has_images(source):
+        _copy_processors(folder, source)
+
+
+def _copy_processors(folder: Path, source: str) -> None:
+    """Copies the files of image processors as they are: other programs read keys that ours does not."""
+    for name in PROCESSOR_FILES:
+        found = Path(source) / name
+        if not Path(source).is_dir():
+            cached = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+            found = Path(cached or found)
+        if found.is_file():
+            shutil.copyfile(found, folder / name)
 
 
 def write_weight_files(

@@ -1,5 +1,7 @@
 """Attention over packed samples, compared with a slow loop and with separate samples."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,10 @@ from rlscale.training.attention.packed import (
     build_packed_layout,
     packed_attention,
 )
-from rlscale.training.packing.microbatch import pack
-from tests.unit.training.rollouts import make_batch
+from rlscale.training.attention.tree_attention import build_tree_layout
+from rlscale.training.attention.tree_blocks import MAX_BLOCK_ROWS
+from rlscale.training.packing.microbatch import lay_out_samples, pack
+from tests.unit.training.rollouts import make_batch, with_branches
 
 CPU = torch.device("cpu")
 
@@ -63,42 +67,44 @@ def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("name", GROUPS)
-def test_attention_of_shared_prompts_is_that_of_whole_samples(name: str, window: int | None) -> None:
+def test_attention_of_shared_rows_is_that_of_whole_samples(name: str, window: int | None) -> None:
     batch = make_batch(GROUPS[name], group_size=1)
+    batch = replace(batch, tokens=batch.tokens % 2)  # few tokens make deep trees
     for i, length in enumerate(batch.prompt_lens.tolist()):  # equal prompts where they are equally long
         batch.tokens[batch.offsets[i] : batch.offsets[i] + length] = np.arange(length)
     samples = range(batch.num_samples)
-    apart, shared = (pack(batch, samples, device=CPU, share_prompts=shares).packing for shares in (False, True))
-    assert isinstance(apart, PackedLayout) and isinstance(shared, PackedLayout) and shared.shared is not None
-    assert shared.blocks is not None and len(shared.blocks.slots) < len(shared.shared.expand)
+    apart, blocks = (pack(batch, samples, device=CPU, share_prompts=shares).packing for shares in (False, True))
+    rows = lay_out_samples(batch, samples, share_prompts=True).tree
+    assert isinstance(apart, PackedLayout) and isinstance(blocks, PackedLayout) and rows is not None
+    assert blocks.shared is not None and blocks.blocks is not None
+    segments = replace(blocks, blocks=None, tree=build_tree_layout(rows))
     torch.manual_seed(0)
-    rows = torch.randn(len(shared.blocks.slots), 8, 8)
-    out_grad = torch.randn(len(rows), 4, 8)
+    x = torch.randn(len(blocks.shared.pick), 8, 8)
+    out_grad = torch.randn(len(x), 4, 8)
     results = []
     for joined in (True, False):
-        for packing in (shared, apart):
-            x = rows.clone().requires_grad_()
-            # Without sharing each sample needs its own copy of the prompt's rows.
-            given = x if packing is shared else x[shared.shared.expand]
+        for packing in (blocks, segments, apart):
+            x = x.detach().requires_grad_()
+            # Without sharing each sample needs its own copy of the rows.
+            given = x[blocks.shared.expand] if packing is apart else x
             if joined:
                 out = attend_joined(given, num_heads=4, num_kv_heads=2, packing=packing, scale=0.3, window=window)
             else:
                 qkv = (part.transpose(0, 1)[None] for part in given.split([4, 2, 2], dim=1))
                 options = {"scaling": 0.3, "sliding_window": window}
                 out = packed_attention(torch.nn.Identity(), *qkv, None, packing=packing, **options)[0][0]
-            out = out if packing is shared else out[shared.shared.pick]
+            out = out[blocks.shared.pick] if packing is apart else out
             (grad,) = torch.autograd.grad((out * out_grad).sum(), x)
             results.append((out.detach(), grad))
     for out, grad in results[1:]:
         torch.testing.assert_close((out, grad), results[0], atol=1e-5, rtol=1e-5)
 
 
-def test_long_answers_do_not_form_a_block() -> None:
-    batch = make_batch([(2, 20)] * 8, group_size=8)
-    batch.tokens[:] = 1
+def test_a_large_tree_is_computed_by_segments() -> None:
+    batch = with_branches(0, num_groups=1, group_size=8, max_len=80)
     packing = pack(batch, range(8), device=CPU, share_prompts=True).packing
-    assert isinstance(packing, PackedLayout)
-    assert packing.shared is not None and packing.blocks is None  # 162 rows squared are six times 8 times 22 squared
+    assert isinstance(packing, PackedLayout) and packing.shared is not None
+    assert len(packing.shared.pick) > MAX_BLOCK_ROWS and packing.blocks is None and packing.tree is not None
 
 
 def test_unknown_attention_features_are_refused() -> None:

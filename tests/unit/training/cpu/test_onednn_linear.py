@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlscale.training.cpu.onednn_linear import OneDnnLinear, use_onednn
+from rlscale.training.cpu.onednn_linear import OneDnnLinear, few_rows, use_onednn
 
 
 def pair_of_layers() -> tuple[nn.Linear, nn.Linear]:
@@ -16,7 +16,7 @@ def pair_of_layers() -> tuple[nn.Linear, nn.Linear]:
     return plain, fast
 
 
-@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24), (1, 1, 24)])
+@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24), (1, 1, 24), (8, 24), (67, 24), (3, 47, 24), (160, 24)])
 def test_value_and_gradients_are_those_of_a_plain_layer(shape: tuple[int, ...]) -> None:
     plain, fast = pair_of_layers()
     x = torch.randn(shape)
@@ -28,6 +28,14 @@ def test_value_and_gradients_are_those_of_a_plain_layer(shape: tuple[int, ...]) 
         output.backward(weights)
     torch.testing.assert_close(inputs[1].grad, inputs[0].grad, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fast.weight.grad, plain.weight.grad, atol=1e-5, rtol=1e-5)
+
+
+def test_micro_batches_of_all_sizes_need_few_shapes() -> None:
+    # oneDNN keeps code and memory for each shape.
+    sizes = [few_rows(number) for number in range(4097)]
+    assert len(set(sizes)) <= 64
+    assert all(number <= size <= max(number + 7, 1.125 * number) for number, size in enumerate(sizes))
+    assert [few_rows(number) for number in (1, 8, 9, 128, 129, 250, 1500)] == [8, 8, 16, 128, 144, 256, 1536]
 
 
 def test_bfloat16_uses_the_default_kernel() -> None:

@@ -15,6 +15,8 @@ BF16, FP32 = ComputeDtype.bfloat16, ComputeDtype.float32
     ("choice", "device", "dtype", "packed", "padded"),
     [
         (FLASH, "cuda", BF16, "flash_attention_2", "flash_attention_2"),
+        (AttnImplementation.flash_attention_3, "cuda", BF16, "flash_attention_3", "flash_attention_3"),
+        (AttnImplementation.flash_attention_3, "cpu", BF16, PACKED_ATTENTION, "sdpa"),
         # flash-attn has no kernel in float32, and none for a CPU.
         (FLASH, "cuda", FP32, PACKED_ATTENTION, "sdpa"),
         (FLASH, "cpu", BF16, PACKED_ATTENTION, "sdpa"),

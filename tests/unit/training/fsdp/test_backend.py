@@ -242,7 +242,7 @@ def test_sharing_prompts_gives_the_same_step_up_to_rounding(model_path: str) -> 
         tokens[start : start + length] = tokens[:length]
     trainers = [backend(model_path, share_prompts=each) for each in (True, False)]
     sizes = [_pack_all(trainer, equal).input_ids.shape[1] for trainer in trainers]
-    assert sizes == [len(tokens) - 7 * length, len(tokens)], "the key has an effect"
+    assert sizes[0] <= sizes[1] - 7 * length and sizes[1] == len(tokens), "the key has an effect"
     shared, whole = (train(trainer, equal) for trainer in trainers)
     for name, value in whole.steps[0].items():
         assert shared.steps[0][name] == pytest.approx(value, abs=1e-5)

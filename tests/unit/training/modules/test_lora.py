@@ -1,21 +1,25 @@
 """Low-rank adapters: trained alone, merged for engines, and saved in peft's format."""
 
+import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlscale.config import ComputeDtype, LoraConfig
+from rlscale.config import ComputeDtype, LoraConfig, LoraSync, OffloadMode
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import OffloadSpec
 from tests.ranks.training.optimizer_ranks import BATCHES, CASES, ONE_RANK, case_spec, run
-from tests.unit.training.rollouts import plan, spec, tiny_latent, tiny_moe
+from tests.unit.training.rollouts import plan, spec, tiny_latent, tiny_model, tiny_moe
 
 pytestmark = pytest.mark.usefixtures("world")
 LORA = CASES["lora"]["lora"]
@@ -71,6 +75,53 @@ def test_published_and_exported_weights_are_the_trained_ones(alone: Any, model_p
     with_adapter = PeftModel.from_pretrained(base, tmp_path / "adapter")
     torch.testing.assert_close(logits(with_adapter), logits(merged), atol=1e-5, rtol=1e-5)
     assert (before - logits(merged)).abs().max() > 1e-3
+
+
+def test_engines_can_get_the_adapters_alone(model_path: str, tmp_path: Path) -> None:
+    trainer, whole = trained(model_path), trained(model_path, lora=replace(LORA, sync=LoraSync.merged))
+    trainer.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)])
+    trainer.export_hf(tmp_path)
+    assert trainer.adapters is not None and whole.adapters is None
+    sent, saved = dict(trainer.adapters.weights()), load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert sent.keys() == saved.keys() and all(torch.equal(sent[name], saved[name]) for name in saved)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["lora_alpha"] == LORA.alpha > 0, "alpha 0 would disable the adapter for whoever loads it"
+    assert {key: trainer.adapters.config[key] for key in ("r", "lora_alpha")} == {"r": 4, "lora_alpha": LORA.alpha}
+    assert set(trainer.adapters.config["target_modules"]) == set(config["target_modules"])
+    # The base and the adapters are the merged weights, with alpha / rank applied once.
+    plain = FsdpBackend(spec(model_path), rank=0, world_size=1)
+    base, merged = dict(trainer.adapters.base_weights()), weights(trainer)
+    assert all(torch.equal(weight, base[name]) for name, weight in plain.weights())
+    for name, weight in base.items():
+        layer = "base_model.model." + name.removesuffix(".weight")
+        if f"{layer}.lora_A.weight" in sent:
+            change = sent[f"{layer}.lora_B.weight"] @ sent[f"{layer}.lora_A.weight"]
+            weight = weight + LORA.alpha / 4 * change
+        torch.testing.assert_close(merged[name], weight, msg=name)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_the_reference_is_the_policy_with_adapters_off(model_path: str, offloads: bool) -> None:
+    offload = OffloadSpec(mode=OffloadMode.move) if offloads else None
+    kl = {"use_kl_loss": True, "kl_loss_type": "k2"}
+    trainer = trained(model_path, algo=kl, ref_path=model_path, offload=offload)
+    second = FsdpBackend(spec(model_path, algo=kl, ref_path=model_path), rank=0, world_size=1)
+    for batch in BATCHES:
+        trainer.train(batch, [plan(batch, ONE_RANK)])
+    assert trainer.reference is not None and second.reference is not None
+    assert trainer.reference.model is trainer.policy.model, "no second model"
+    columns = [each.prepare(BATCHES[0], [plan(BATCHES[0], ONE_RANK)])[1] for each in (trainer, second)]
+    assert columns[0].ref_logprobs is not None and columns[1].ref_logprobs is not None
+    torch.testing.assert_close(columns[0].ref_logprobs, columns[1].ref_logprobs, atol=2e-6, rtol=0)
+    # The adapters are on again: the policy has moved away from its base, and still learns.
+    result = trainer.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0]
+    assert result["kl_loss"] > 1e-4 and result["grad_norm"] > 0
+
+
+def test_another_model_stays_a_reference_with_weights(model_path: str, cache: Path) -> None:
+    kl = {"use_kl_loss": True}
+    trainer = trained(model_path, algo=kl, ref_path=tiny_model(cache, seed=1))
+    assert trainer.reference is not None and trainer.reference.model is not trainer.policy.model
 
 
 def test_training_can_start_from_saved_adapters(alone: Any, model_path: str, tmp_path: Path) -> None:

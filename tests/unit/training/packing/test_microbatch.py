@@ -13,7 +13,7 @@ from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.fsdp.step import compute_logits
 from rlscale.training.packing.microbatch import Microbatch, pack
 from rlscale.types import TrainBatch
-from tests.unit.training.rollouts import PROMPT_OF, RAGGED, SHARED, make_batch, with_equal_prompts
+from tests.unit.training.rollouts import RAGGED, SHARED, make_batch, with_equal_prompts
 
 CPU = torch.device("cpu")
 
@@ -32,6 +32,12 @@ def unpacked_logits(model: PreTrainedModel, batch: TrainBatch, micro: Microbatch
         trainable = np.flatnonzero(batch.loss_mask[start:stop])
         rows.append(model(input_ids=ids, use_cache=False).logits[0, trainable - 1])
     return torch.cat(rows)
+
+
+def prefixes(batch: TrainBatch, chosen: Sequence[int]) -> set[tuple[int, ...]]:
+    """Distinct prefixes of some samples, each one row of their tree."""
+    samples = [batch.tokens[batch.offsets[i] : batch.offsets[i + 1]].tolist() for i in chosen]
+    return {tuple(sample[: end + 1]) for sample in samples for end in range(len(sample))}
 
 
 def weighted_sum(logits: Tensor) -> Tensor:
@@ -99,20 +105,43 @@ def test_a_trainable_first_token_is_refused() -> None:
 def test_a_shared_prompt_is_computed_once_and_changes_nothing_else(model_path: str, chosen: Sequence[int]) -> None:
     batch = with_equal_prompts()
     shared = pack(batch, chosen, device=CPU, share_prompts=True)
-    prompts = {PROMPT_OF[i] for i in chosen}
-    # Each distinct prompt once, and all responses.
-    expected = sum(SHARED[i][0] for i in prompts) + sum(SHARED[i][1] for i in chosen)
-    assert shared.input_ids.shape == shared.position_ids.shape == (1, expected)
+    assert shared.input_ids.shape == shared.position_ids.shape == (1, len(prefixes(batch, chosen)))
     whole = pack(batch, chosen, device=CPU)
-    for name in ("targets", "batch_rows", "sample_indices"):
+    for name in ("batch_rows", "sample_indices"):
         assert getattr(shared, name).tolist() == getattr(whole, name).tolist()
+    assert shared.gather_shards(shared.targets).tolist() == whole.targets.tolist()
     models = [load(model_path, PACKED_ATTENTION) for _ in range(2)]
     logits = [compute_logits(model, micro) for model, micro in zip(models, (shared, whole), strict=True)]
+    logits[0] = shared.gather_shards(logits[0])
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
     for each in logits:
         weighted_sum(each).backward()
     for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_equal_entries_of_the_loss_are_computed_once() -> None:
+    batch = make_batch([(2, 3), (2, 3), (2, 2)])
+    batch.tokens[:] = [1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 7]
+    batch.loss_mask[7] = 0  # the 3 of the second sample, e.g. a further path of a trajectory that trains it elsewhere
+    micro = pack(batch, [0, 1, 2], device=CPU, share_prompts=True)
+    assert micro.input_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7]]
+    assert micro.position_ids.tolist() == [[0, 1, 2, 3, 4, 4, 3]]
+    # In order of length: 3 7, 3 4 5, 4 6. The equal 3 and 4 have one entry each, and a fork has one for each branch.
+    assert list(zip(micro.logit_rows.tolist(), micro.targets.tolist(), strict=True)) == [
+        (1, 3),
+        (2, 7),
+        (2, 4),
+        (3, 5),
+        (3, 6),
+    ]
+    assert micro.gather_shards(micro.targets).tolist() == [3, 7, 3, 4, 5, 4, 6]
+    assert micro.layout.sample_ids_T.tolist() == [0, 0, 1, 1, 1, 2, 2]
+    assert micro.batch_rows.tolist() == [12, 13, 2, 3, 4, 8, 9]
+    # The gradient of a shared entry is the sum of those of its samples.
+    column = torch.arange(5.0, requires_grad=True)
+    (micro.gather_shards(column) * torch.arange(1.0, 8.0)).sum().backward()
+    assert column.grad is not None and column.grad.tolist() == [1 + 3, 2, 4 + 6, 5, 7]
 
 
 def test_samples_without_a_common_prompt_are_packed_normally() -> None:

@@ -34,7 +34,9 @@ from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.checkpoint.optimizer_state import (
+    add_step_counts,
     fill_moments,
+    keep_rates,
     match_optimizer_parts,
     separate_step_counts,
 )
@@ -134,11 +136,13 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Trainer
     header = _read_header(folder)
     # Megatron-core loads into existing tensors, so the moments must exist before.
     fill_moments(optimizer)
-    state = _read(folder / STATE, _sharded_state(model, optimizer, is_loading=True))
-    for i, chunk in enumerate(model.chunks):
-        chunk.load_state_dict(state[f"model{i}"])
-    with torch.no_grad(), separate_step_counts(optimizer):
-        optimizer.load_state_dict(match_optimizer_parts(state["optimizer"], optimizer))
+    with keep_rates(optimizer):
+        # Reading, too, loads settings of groups: Megatron-core makes room for the state by loading the current one.
+        state = _read(folder / STATE, _sharded_state(model, optimizer, is_loading=True))
+        for i, chunk in enumerate(model.chunks):
+            chunk.load_state_dict(state[f"model{i}"])
+        with torch.no_grad(), separate_step_counts(optimizer):
+            optimizer.load_state_dict(match_optimizer_parts(state["optimizer"], optimizer))
     if header["world_size"] == dist.get_world_size():
         random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
         get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
@@ -208,14 +212,26 @@ def _read(folder: Path, requested: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sharded_state(model: MegatronModel, optimizer: Any, *, is_loading: bool = False) -> dict[str, Any]:
-    """Every tensor of the state with its position in the whole model."""
+    """Every tensor of the state with its position in the whole model; a collective."""
     state = _sharded_weights(model)
-    state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=_metadata())
+    # By default the layers make up one tensor, of which none may be missing: frozen layers have no optimiser state.
+    positions = _sharded_weights(model, non_homogeneous_layers=True) if _has_frozen(model) else state
+    state["optimizer"] = optimizer.sharded_state_dict(positions, is_loading=is_loading, metadata=_metadata())
+    add_step_counts(state["optimizer"], optimizer)
     return state
 
 
-def _sharded_weights(model: MegatronModel) -> dict[str, Any]:
-    return {f"model{i}": chunk.sharded_state_dict(metadata=_metadata()) for i, chunk in enumerate(model.chunks)}
+def _has_frozen(model: MegatronModel) -> bool:
+    """Whether a parameter of any rank is frozen; a collective."""
+    is_frozen = [not p.requires_grad for chunk in model.chunks for p in chunk.parameters()]
+    found = torch.tensor(any(is_frozen), dtype=torch.int, device=torch.cuda.current_device())
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
+
+
+def _sharded_weights(model: MegatronModel, **options: bool) -> dict[str, Any]:
+    metadata = _metadata() | options
+    return {f"model{i}": chunk.sharded_state_dict(metadata=metadata) for i, chunk in enumerate(model.chunks)}
 
 
 def _metadata() -> dict[str, Any]:

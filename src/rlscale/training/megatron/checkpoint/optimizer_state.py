@@ -7,18 +7,61 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import param_group_identifier_keys
 from torch import Tensor
 
+from rlscale.training.megatron.matrix_optimizer import MegatronMuon, fill_momentum
+from rlscale.training.optim.optimizer import SCALE
+
+_NO_PARAMETERS = "no parameters"
+"""Key of the state of an optimiser without parameters on this rank, which has a step count only."""
+
 
 def fill_moments(optimizer: Any) -> None:
-    """Creates the state of every parameter, which torch's AdamW creates only in its first step."""
-    for inner in _torch_adamw(optimizer):
-        for parameter in (p for group in inner.param_groups for p in group["params"]):
+    """Creates the state of every parameter, which torch's AdamW and Muon create only in their first step; a collective.
+
+    Where the ranks divide the state, one without trained parameters gets a step count: Megatron-core 0.16 expects one
+    on each rank, and saves that of rank 0.
+    """
+    for each in optimizer.chained_optimizers:
+        if isinstance(each.optimizer, MegatronMuon):
+            fill_momentum(each.optimizer)
+    num_steps = _step_count(optimizer)
+    for each in optimizer.chained_optimizers:
+        inner = each.optimizer
+        if not isinstance(inner, torch.optim.AdamW):
+            continue
+        parameters = [p for group in inner.param_groups for p in group["params"]]
+        for parameter in parameters:
             if not inner.state.get(parameter):
                 moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
                 inner.state[parameter] = {"step": torch.tensor(0.0), **moments}
+        if not parameters and isinstance(each, DistributedOptimizer):
+            states: dict[Any, Any] = inner.state
+            states[_NO_PARAMETERS] = {"step": torch.tensor(num_steps)}
+
+
+def add_step_counts(state: dict[Any, Any], optimizer: Any) -> None:
+    """Adds the step count to each part of a state whose parameters are not divided; a collective.
+
+    Megatron-core 0.16 leaves it out on ranks without parameters and before the first step.
+    """
+    num_steps, parts = _step_count(optimizer), optimizer.chained_optimizers
+    for i, part in enumerate(parts):
+        own = state if len(parts) == 1 else state[i]
+        inner = own.get("optimizer", own)
+        if isinstance(part.optimizer, torch.optim.AdamW) and "state" in inner:
+            inner["state"].setdefault("common_step", torch.tensor(num_steps))
+
+
+def _step_count(optimizer: Any) -> float:
+    """The number of steps of torch's AdamW on any rank; a collective."""
+    counts = [state["step"] for inner in _torch_adamw(optimizer) for state in inner.state.values()]
+    most = torch.tensor(max(map(float, counts), default=0.0), device=torch.cuda.current_device())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most)
 
 
 def match_optimizer_parts(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
@@ -44,6 +87,20 @@ def match_optimizer_parts(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, A
         for i, part in enumerate(parts)
     }
     return found if len(parts) > 1 else found[0]
+
+
+@contextmanager
+def keep_rates(optimizer: Any) -> Iterator[None]:
+    """Keeps the learning rates of the groups of parameters, of which a checkpoint may have others.
+
+    Megatron-core finds a group by settings that all groups share here, and so loads the last one into each.
+    """
+    given = [group.get(SCALE) for group in optimizer.param_groups]
+    yield
+    for group, scale in zip(optimizer.param_groups, given, strict=True):
+        group.pop(SCALE, None)
+        if scale is not None:
+            group[SCALE] = scale
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from rlscale.training.attention.context_attention import SpanLayout, build_span_layout, context_attention
-from rlscale.training.attention.packed import PackedLayout, build_length_bucket, packed_attention
+from rlscale.training.attention.length_buckets import build_length_bucket
+from rlscale.training.attention.packed import PackedLayout, packed_attention
 from rlscale.training.packing.context_parallel import ContextGroup, Span, build_key_rows
 from rlscale.types import Int64
 

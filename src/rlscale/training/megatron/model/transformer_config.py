@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,9 @@ from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.rules.model import megatron_keys
 from rlscale.errors import ConfigError
 from rlscale.models.transformers_aliases import register_aliases
+from rlscale.training.megatron.model.field_values import field_values
 from rlscale.training.megatron.model.mla import latent_sizes
 from rlscale.training.megatron.model.rotary import yarn_fields
-
-_FIELDS = frozenset(field.name for field in fields(MLATransformerConfig))
 
 DEFAULTS: Mapping[str, Any] = {
     "moe_token_dispatcher_type": "alltoall",  # the only one that supports micro-batches of different lengths
@@ -131,7 +130,7 @@ def _transformer_fields(
     if megatron.core_args.get("virtual_pipeline_model_parallel_size"):
         # Batched P2P would put both directions between two stages into one batch, and the messages would be mixed up.
         found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
-    found |= {name: value for name, value in megatron.core_args.items() if name in _FIELDS}
+    found |= field_values(MLATransformerConfig, megatron.core_args)
     if found["recompute_granularity"] != "full":
         for name in ("recompute_method", "recompute_num_layers"):
             found.pop(name)
