@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
+from rlscale.engines.scripted.answers import ScriptedAnswers
 from rlscale.engines.server.engine_service import Load, build_app
 from rlscale.engines.server.generate_request import (
     Answer,
+    BadRequest,
     FolderUpdate,
     GenerateRequest,
     Limits,
@@ -33,7 +35,7 @@ from rlscale.engines.server.stop_conditions import find_finish_reason
 from rlscale.engines.server.streaming import LatestAnswers
 from rlscale.protocols import IncomingWeights, WeightReceiver
 from rlscale.types import RouteShape
-from rlscale.weight_types import WeightBucket, WeightGroup
+from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightBucket, WeightGroup
 
 T = TypeVar("T")
 
@@ -53,6 +55,7 @@ class Faults:
     stale_version: bool = False  # version updates are acknowledged and ignored
     logprob_shift: float = 0.0  # added to every logprob
     drops_routes: bool = False  # answers lack their routes
+    drops_adapters: bool = False  # adapters are acknowledged and ignored
     refuse_buckets: bool = False  # weight buckets fail with status 400 before they are received
 
 
@@ -64,6 +67,7 @@ class _FakeSequence:
     latest: LatestAnswers | None = None  # receives every state of a streamed request
     aborted: bool = False
     num_retractions: int = 0
+    script: tuple[int, ...] = ()  # the whole answer; empty: made-up tokens
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
@@ -161,7 +165,7 @@ def fake_routes(tokens: Collection[int], shape: RouteShape) -> npt.NDArray[np.in
 
 
 class FakeService:
-    """An `EngineService` without a model."""
+    """An `EngineService` without a model: made-up tokens, or the answers of a script."""
 
     def __init__(
         self,
@@ -171,8 +175,10 @@ class FakeService:
         token_s: float = 0.0,
         receiver: WeightReceiver | None = None,
         routes: RouteShape | None = None,
+        answers: ScriptedAnswers | None = None,
     ) -> None:
         self.limits, self.faults = limits, faults
+        self._answers = answers
         self.version = "0"
         self.num_requests = self.num_descriptions = 0
         self._token_s, self._receiver, self._routes = token_s, receiver, routes
@@ -184,6 +190,7 @@ class FakeService:
         self._updating = False
         self._released: set[str] = set()
         self._has_weights = True
+        self.adapters: dict[str, list[str]] = {}  # versions by name
         self._checksums = {"model.embed_tokens.weight": "0" * 16}
 
     async def generate(self, request: GenerateRequest) -> list[Answer]:
@@ -203,6 +210,8 @@ class FakeService:
         self.num_requests += 1
         if any(r.request.rid == request.rid for r in self._running):
             raise Refused(f"rid must be unique among open requests, got {request.rid!r}")
+        if request.adapter is not None and request.adapter.partition("@")[0] not in self.adapters:
+            raise BadRequest("lora_path", f"be a loaded adapter, {sorted(self.adapters)}", request.adapter)
         if self._paused_mode is None and self._lacks_memory():
             raise Refused("the engine's memory is released, or has no weights yet", status=503)
         if self.faults.delay_s:
@@ -219,7 +228,11 @@ class FakeService:
 
     async def _generate_one(self, running: _FakeSequence) -> Answer:
         params = running.request.params
-        ends = frozenset({EOS_ID, *params.stop_token_ids})
+        if self._answers is not None:
+            ids = await self._answers.find_ids(running.request, index=running.index, seed=running.seed)
+            running.script = tuple(ids)
+        eos_ids = frozenset({EOS_ID}) if self._answers is None else self._answers.eos_ids
+        ends = eos_ids | frozenset(params.stop_token_ids)
         stops = frozenset[int]() if params.ignore_eos else ends
         finish: dict[str, Any] | None = None
         while finish is None and len(running.ids) < params.max_new_tokens:
@@ -245,7 +258,11 @@ class FakeService:
         request, params = running.request, running.request.params
         seed = 0 if params.temperature == 0 else running.seed
         position = len(request.input_ids) + len(running.ids)
-        token, logprob = fake_token(request.input_ids, seed, position, self.limits.vocab_size)
+        if running.script:
+            # The end repeats where a request ignores it. The probability of a scripted token is 1.
+            token, logprob = running.script[min(len(running.ids), len(running.script) - 1)], 0.0
+        else:
+            token, logprob = fake_token(request.input_ids, seed, position, self.limits.vocab_size)
         if len(running.ids) < params.min_new_tokens:
             while token in ends:
                 token = (token + 1) % self.limits.vocab_size
@@ -268,9 +285,13 @@ class FakeService:
         running.spans.append(VersionSpan(version=self.version, start=start, end=end))
 
     def encode(self, text: str) -> list[int]:
+        if self._answers is not None:
+            return self._answers.encode(text)
         return [FIRST_PLAIN_ID + ord(c) % (self.limits.vocab_size - FIRST_PLAIN_ID) for c in text]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        if self._answers is not None:
+            return self._answers.decode(ids, skip_special_tokens=skip_special_tokens)
         return " ".join(str(i) for i in ids if not (skip_special_tokens and i < FIRST_PLAIN_ID))
 
     async def abort(self, rid: str | None) -> None:
@@ -394,6 +415,17 @@ class FakeService:
             raise Refused("end_weight_update must come after begin_weight_update")
         self._updating, self._has_weights = False, True
 
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        if self.faults.drops_adapters:
+            return
+        self.adapters[update.name] = [*self.adapters.get(update.name, []), update.version][-update.num_kept :]
+        if update.name == POLICY_ADAPTER:
+            await self.set_version(update.version, abort_all=False)
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.adapters.pop(name, None) is None:
+            raise BadRequest("lora_name", f"be among {sorted(self.adapters)}", name)
+
     async def set_version(self, version: str, *, abort_all: bool) -> None:
         if abort_all:
             await self.abort(None)
@@ -409,6 +441,7 @@ class FakeService:
             "model_path": "fake",
             "is_generation": True,
             "weight_version": self.version,
+            "adapters": self.adapters,
             "vocab_size": self.limits.vocab_size,
             "max_context_len": self.limits.max_context_len,
             "compares_checksums": True,

@@ -17,4 +17,5 @@ class ChannelSpec:
     timeout_s: float
     folder: Path  # of disk and delta; trainer and engines see it under this path
     model_folder: Path  # configuration and tokenizer for full folders; need not exist
+    num_adapters: int = 1  # versions that engines keep, with train.lora.sync=adapter
     pause_mode: str = "retract"  # treatment of running requests during an update

@@ -71,7 +71,7 @@ class WeightSync:
     ) -> None:
         self.transport = transport
         self._make_engine, self._group, self._pause_mode = make_engine, group, pause_mode
-        self._rpc = EngineRpc(timeout_s=timeout_s)
+        self.rpc = EngineRpc(timeout_s=timeout_s)
         self._expected: SglangChecksums | None = None
         self._connected = False
 
@@ -90,8 +90,13 @@ class WeightSync:
             raise
         self._connected = True
 
-    def push(self, weights: Weights, version: WeightVersion) -> WeightSyncReport:
+    def push(
+        self, weights: Weights, version: WeightVersion, *, before_resume: Callable[[], None] | None = None
+    ) -> WeightSyncReport:
         """Sends all weights and then the version, and reads back what every engine then has.
+
+        Args:
+            before_resume: called on rank 0 when the engines are verified and still paused.
 
         Raises:
             WeightSyncError: a tensor arrived changed, or an engine does not hold `version`; the message names it.
@@ -100,7 +105,7 @@ class WeightSync:
         started = time.perf_counter()
         reports: Sequence[SendReport] = ()
         if self._group.is_active:
-            reports = self._push(weights, version)
+            reports = self._push(weights, version, before_resume)
         else:
             self.transport.drain(weights)
         return WeightSyncReport(
@@ -113,7 +118,7 @@ class WeightSync:
     def close(self) -> None:
         """Ends the link. Engines that no longer answer are only logged."""
         self._disconnect()
-        self._rpc.close()
+        self.rpc.close()
 
     # -- the steps of connect and push
 
@@ -121,19 +126,21 @@ class WeightSync:
         if self._group.rank != on_rank:
             return
         self._disconnect()
-        self._rpc.connect([self._make_engine(address) for address in engines])
-        self.transport.open(self._rpc)
+        self.rpc.connect([self._make_engine(address) for address in engines])
+        self.transport.open(self.rpc)
 
     def _disconnect(self) -> None:
         self._connected = False
         self.transport.close()
-        self._rpc.close_clients()
+        self.rpc.close_clients()
 
-    def _push(self, weights: Weights, version: WeightVersion) -> list[SendReport]:
+    def _push(
+        self, weights: Weights, version: WeightVersion, before_resume: Callable[[], None] | None
+    ) -> list[SendReport]:
         try:
             self._group.all_gather_result(lambda: self._begin(version))
             reports = self._group.all_gather_result(lambda: self._send(weights, version))
-            self._group.all_gather_result(lambda: self._finish(version, reports))
+            self._group.all_gather_result(lambda: self._finish(version, reports, before_resume))
         except BaseException:
             self._connected = False
             self.transport.abort()
@@ -146,14 +153,14 @@ class WeightSync:
     def _begin(self, version: WeightVersion) -> None:
         if not self._connected:
             raise WeightSyncError("the weight channel must be connected before weights are pushed; call connect")
-        compared = [info for info in self._rpc.infos if _reports_checksums(info)]
+        compared = [info for info in self.rpc.infos if _reports_checksums(info)]
         self._expected = SglangChecksums({int(info.get("tp_size", 1)) for info in compared}) if compared else None
         if self._group.rank != 0:
             return
         self.transport.prepare(version)
         if self.transport.streams:
             self._pause()
-            self._rpc.call_all(lambda engine: engine.begin_weight_update())
+            self.rpc.call_all(lambda engine: engine.begin_weight_update())
 
     def _send(self, weights: Weights, version: WeightVersion) -> SendReport:
         try:
@@ -167,7 +174,9 @@ class WeightSync:
             if not self._group.is_single:
                 self.transport.drain(weights)
 
-    def _finish(self, version: WeightVersion, reports: Sequence[SendReport]) -> None:
+    def _finish(
+        self, version: WeightVersion, reports: Sequence[SendReport], before_resume: Callable[[], None] | None
+    ) -> None:
         if self._group.rank != 0:
             return
         if self._expected is not None:
@@ -176,8 +185,11 @@ class WeightSync:
         apply = self.transport.publish(version, reports)
         if not self.transport.streams:
             self._pause()
-        self._rpc.call_all(apply)
-        self._verify_and_resume(version)
+        self.rpc.call_all(apply)
+        self._verify(version)
+        if before_resume is not None:
+            before_resume()
+        self.rpc.call_all(lambda engine: engine.resume())
         self.transport.prune()
 
     def _with_checksums(self, weights: Weights) -> Weights:
@@ -188,17 +200,17 @@ class WeightSync:
 
     def _pause(self) -> None:
         # No flush: the first update drops the caches of the old weights, unless requests stay in place with theirs.
-        self._rpc.call_all(lambda engine: engine.pause(self._pause_mode))
+        self.rpc.call_all(lambda engine: engine.pause(self._pause_mode))
 
-    def _verify_and_resume(self, version: WeightVersion) -> None:
-        versions = self._rpc.call_all(lambda engine: engine.weight_version())
-        for engine, got in zip(self._rpc.engines, versions, strict=True):
+    def _verify(self, version: WeightVersion) -> None:
+        versions = self.rpc.call_all(lambda engine: engine.weight_version())
+        for engine, got in zip(self.rpc.engines, versions, strict=True):
             if got != version:
                 raise WeightSyncError(
                     f"{engine.address.name} must hold weight version {version} after the sync, "
                     f"got {got}; it still generates with other weights"
                 )
-        for engine, info in zip(self._rpc.engines, self._rpc.infos, strict=True):
+        for engine, info in zip(self.rpc.engines, self.rpc.infos, strict=True):
             if self._expected is not None and _reports_checksums(info):
                 self._compare_checksums(engine, self._expected)
             elif not _compares_checksums(info):
@@ -207,11 +219,10 @@ class WeightSync:
                     engine.address.name,
                     info["device"],
                 )
-        self._rpc.call_all(lambda engine: engine.resume())
 
     def _compare_checksums(self, engine: Engine, expected: SglangChecksums) -> None:
-        checksums = self._rpc.start(engine.checksums())
-        self._rpc.wait_all([checksums])
+        checksums = self.rpc.start(engine.checksums())
+        self.rpc.wait_all([checksums])
         ranks, (name, number) = checksums.result(), (engine.address.name, engine.address.num_ranks)
         if len(ranks) < number:
             log.warning("%s: %d of its %d ranks report the checksums of their weights", name, len(ranks), number)

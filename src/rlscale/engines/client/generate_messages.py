@@ -17,6 +17,8 @@ def build_body(
     """One request for `n` samples. `rids`: its id; None: the engine chooses one."""
     sampling = params.to_wire() if n == 1 else {**params.to_wire(), "n": n}
     body = {"input_ids": list(input_ids), "sampling_params": sampling, **_return_options(params)}
+    if params.images:
+        body["image_data"] = [image.data_url() for image in params.images]
     return body if rids is None else {**body, "rid": rids[0]}
 
 
@@ -27,6 +29,8 @@ def build_batch_body(
     seed = params.sampling_seed
     each = [replace(params, sampling_seed=None if seed is None else seed + j).to_wire() for j in range(n)]
     body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, **_return_options(params)}
+    if params.images:
+        body["image_data"] = [[image.data_url() for image in params.images]] * n
     return body if rids is None else {**body, "rid": list(rids)}
 
 
@@ -46,6 +50,7 @@ def parse_generation(
         # Entries are (logprob, id, text); zip makes columns of them faster than a loop over the entries.
         values, ids, *_ = zip(*entries, strict=True) if entries else ((), ())
         logprobs, ids_of_logprobs = list(map(float, values)), list(map(int, ids))
+        num_read = meta.get("prompt_tokens") if params.images else None
         finish = str(meta["finish_reason"]["type"]) if meta["finish_reason"] else ""
         versions = _parse_versions(meta, len(output_ids), endpoint) if finish else []
         # The last token was never an input, so it has no routes.
@@ -53,6 +58,11 @@ def parse_generation(
         routes = _parse_routes(meta, params, num_tokens=num_tokens, endpoint=endpoint) if finish else None
     except (KeyError, TypeError, ValueError, IndexError) as e:
         raise EngineError(f"{endpoint} must answer as SGLang does, got {type(e).__name__}: {e}") from e
+    if num_read is not None and num_read != prompt_len:
+        raise EngineError(
+            f"{endpoint} must read {prompt_len} prompt tokens, got {num_read}: its image processor makes other "
+            "placeholders; give engine and trainer the same model.hf_checkpoint and version of transformers"
+        )
     if ids_of_logprobs != output_ids:
         raise EngineError(
             f"{endpoint} must return one logprob for each output id, got {len(logprobs)} "

@@ -4,11 +4,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import aiohttp
 
 from rlscale.errors import EngineError, WeightSyncError
+from rlscale.tcp_keepalive import SILENCE_S, open_socket
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)
@@ -33,10 +35,14 @@ class HttpConnection:
     Args:
         router: receives `/generate` in place of the engine.
         timeout_s: of each call.
+        silence_s: of a host, after which its connections fail; see tcp_keepalive.py.
     """
 
-    def __init__(self, address: EngineAddress, *, router: EngineAddress, timeout_s: float) -> None:
+    def __init__(
+        self, address: EngineAddress, *, router: EngineAddress, timeout_s: float, silence_s: int = SILENCE_S
+    ) -> None:
         self._address, self._router, self._timeout_s = address, router, timeout_s
+        self._open_socket = partial(open_socket, silence_s=silence_s)
         self._sessions: dict[float, aiohttp.ClientSession] = {}  # by the maximum idle seconds of a connection
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -119,9 +125,11 @@ class HttpConnection:
             timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
             # No limit: the engine queues, and a queue here would only hide it.
             if max_idle_s == NEW_CONNECTION:
-                connector = aiohttp.TCPConnector(limit=0, force_close=True)
+                connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=self._open_socket)
             else:
-                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=max_idle_s)
+                connector = aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=max_idle_s, socket_factory=self._open_socket
+                )
             self._sessions[max_idle_s] = aiohttp.ClientSession(
                 connector=connector, headers=headers, timeout=timeout, proxy=self._address.proxy
             )
@@ -149,7 +157,9 @@ class HttpConnection:
             else:
                 message = str(answer.get("message") or error or answer)
         text = f"{self.endpoint(path)} refused with status {status}: {message.strip()}"
-        raise (WeightSyncError if kind == WeightSyncError.__name__ else EngineError)(text)
+        if kind == WeightSyncError.__name__:
+            raise WeightSyncError(text)
+        raise EngineError(text, status=status, reason=message.strip())
 
     def _url(self, path: str) -> str:
         return f"{self._server(path).url.rstrip('/')}{path}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlscale.architectures.hf_config import hf_fields
 from rlscale.engines.client.generate_messages import (
     INITIAL_VERSION_NAME,
     build_batch_body,
@@ -22,7 +23,7 @@ from rlscale.engines.client.request_ids import RequestIds, routing_key
 from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, Generation, SamplingParams, WeightVersion
-from rlscale.weight_types import RankChecksums, WeightBucket, WeightGroup
+from rlscale.weight_types import AdapterUpdate, RankChecksums, WeightBucket, WeightGroup
 
 HEALTH_TIMEOUT_S = 5.0
 FLUSH_TIMEOUT_S = 2.0  # from the last answer until SGLang no longer counts its request as running
@@ -220,6 +221,18 @@ class HttpEngine:
             "POST", "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
         )
 
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        body = {
+            "lora_name": update.name,
+            "config_dict": dict(update.config),
+            "serialized_named_tensors": [update.payload],
+            "load_format": "safetensors",
+            "weight_version": update.version,
+            "checksums": dict(update.checksums),
+            "num_kept": update.num_kept,
+        }
+        await self._connection.call("POST", "/load_lora_adapter_from_tensors", body)
+
     async def checksums(self) -> list[RankChecksums]:
         answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum"})
         return [_parse_checksums(rank) for rank in answer["ranks"]]
@@ -277,16 +290,15 @@ class HttpEngine:
             await self._read_properties_once()
         assert self._vocab_size is not None, "read above"
         if self._draws_by_seed and params.min_p > 0:
-            raise EngineError(
-                f"{self._connection.endpoint('/generate')} min_p must be 0 with SGLang's "
-                f"enable_deterministic_inference, got {params.min_p:g}"
-            )
+            raise self._refusal(f"min_p must be 0 with SGLang's enable_deterministic_inference, got {params.min_p:g}")
         if not input_ids or min(input_ids) < 0 or max(input_ids) >= self._vocab_size:
             wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
             rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
-            raise EngineError(
-                f"{self._connection.endpoint('/generate')} input_ids must {rule}, got {wrong[:5] or 'none'}"
-            )
+            raise self._refusal(f"input_ids must {rule}, got {wrong[:5] or 'none'}")
+
+    def _refusal(self, reason: str) -> EngineError:
+        """The error of a request that is not sent, as the engine itself would refuse it."""
+        return EngineError(f"{self._connection.endpoint('/generate')} {reason}", status=400, reason=reason)
 
     async def _read_properties_once(self) -> None:
         """Makes one call, however many first requests wait for it: thousands may start at the same time."""
@@ -328,7 +340,7 @@ class HttpEngine:
                 f"{self._connection.endpoint('/model_info')} must report vocab_size, "
                 f"or a model_path that this machine can read, got {configs[0]}"
             )
-        return int(json.loads(config.read_text())["vocab_size"])
+        return int(hf_fields(json.loads(config.read_text()))["vocab_size"])
 
 
 def _parse_checksums(answer: Mapping[str, Any]) -> RankChecksums:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import Sequence
+from rlscale.engines.embedded.row_adapters import RowAdapters
 from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
 
 GROWTH = 32  # positions by which the cache of a compact batch grows
@@ -34,9 +35,12 @@ class DecodeBatch:
         self._make_mask(shortest)
         self._ids = np.zeros(num_slots, np.int64)
         self._positions = np.zeros(num_slots, np.int64)  # of the token in `_ids`
+        self._rotary_offsets = np.zeros(num_slots, np.int64)  # see `Request.rotary_offset`
         self._params = RowParams(num_slots)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
+        self._adapters: RowAdapters | None = None
+        self._has_moved = False  # whether `_adapters` are those of earlier slots
 
     @property
     def num_free(self) -> int:
@@ -51,10 +55,12 @@ class DecodeBatch:
         if not self._deterministic:
             self._fit(length)
         slots = []
+        self._has_moved = True
         for sequence in sequences:
             slot = self._free.pop()
             slots.append(slot)
             self._ids[slot], self._positions[slot] = sequence.ids[-1], length
+            self._rotary_offsets[slot] = sequence.request.rotary_offset
             sequence.set_params(self._params, slot)
             self.sequences[slot] = sequence
         # Adjacent slots are written by one operator: launching it costs more than its work.
@@ -70,6 +76,7 @@ class DecodeBatch:
     def remove(self, sequence: Sequence) -> None:
         """Frees the slot of `sequence`."""
         slot = self.sequences.index(sequence)
+        self._has_moved = True
         if self._deterministic:  # the slot is still computed, so it must attend to something
             rows = self._rows(slot)
             self._mask[rows, :, 0] = 0
@@ -77,7 +84,7 @@ class DecodeBatch:
         else:
             slot = self._move_last_to(slot)
         self.sequences[slot] = None
-        self._ids[slot] = self._positions[slot] = 0
+        self._ids[slot] = self._positions[slot] = self._rotary_offsets[slot] = 0
         self._params.clear(slot)
         self._free.append(slot)
 
@@ -94,10 +101,11 @@ class DecodeBatch:
         self._mask.view(-1).index_fill_(0, write, 0.0)
         logits = self._decoder.decode(
             torch.from_numpy(ids).to(device),
-            torch.from_numpy(positions).to(device),
+            torch.from_numpy(positions + self._rotary_offsets[:num]).to(device),
             self._cache.values,
             write=write,
             mask=self._mask[: len(write)],
+            adapters=self._row_adapters(num),
         )
         tokens, logprobs = draw(logits, self._params, positions + 1, self._workspace)
         active = [slot for slot in range(num) if self.sequences[slot] is not None]
@@ -106,6 +114,16 @@ class DecodeBatch:
         self._positions[active] += 1
         drawn = zip(active, tokens[active].tolist(), logprobs[active].tolist(), strict=True)
         return [(self._sequence(slot), token, logprob) for slot, token, logprob in drawn]
+
+    def _row_adapters(self, num: int) -> RowAdapters | None:
+        if self._has_moved:
+            pinned = {slot: s.request.adapter for slot, s in enumerate(self.sequences[:num]) if s is not None}
+            # The results of free slots are discarded: they take any adapter, so that most steps need no masks.
+            default = next(iter(pinned.values()))
+            rows = [pinned.get(slot, default) for slot in range(num)]
+            self._adapters = RowAdapters.from_rows(rows, device=self._decoder.device)
+            self._has_moved = False
+        return self._adapters
 
     def _keep_routes(self, active: list[int]) -> None:
         """Stores the experts of the input tokens for sequences that requested routes."""
@@ -155,7 +173,7 @@ class DecodeBatch:
             values[:, :, target, :used] = values[:, :, source, :used]
             values[:, :, target, used:] = 0
             self._mask[target] = self._mask[source]
-            columns: tuple[npt.NDArray[np.int64], ...] = (self._ids, self._positions)
+            columns: tuple[npt.NDArray[np.int64], ...] = (self._ids, self._positions, self._rotary_offsets)
             for column in columns:
                 column[slot] = column[last]
             self._params.copy(last, slot)

@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlscale.architectures.family import find_family
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.kv_cache import KvCache
+from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
+from rlscale.engines.embedded.vision_tower import ImageInput, VisionTower, rotate_by_rows
 from rlscale.models.decoder_config import USE_SGLANG, DecoderConfig, rotary_tables
 from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, rms_norm, split_heads
 from rlscale.models.packed_linear import PackedLinear
@@ -24,30 +27,30 @@ from rlscale.models.packed_linear import PackedLinear
 class DenseMlp:
     """Gated MLP of a layer without experts."""
 
-    def __init__(self, gate_up: PackedLinear, down: PackedLinear) -> None:
-        self._gate_up, self._down = gate_up, down
+    def __init__(self, gate_up: Projection, down: Projection) -> None:
+        self.gate_up, self.down = gate_up, down
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(gated(self._gate_up(x)))
+    def __call__(self, x: Tensor, adapters: RowAdapters | None = None) -> Tensor:
+        return self.down(gated(self.gate_up(x, adapters)), adapters)
 
     def prepare(self) -> None:
         """Packs changed weights. See `PackedLinear`."""
-        self._gate_up.prepare()
-        self._down.prepare()
+        self.gate_up.prepare()
+        self.down.prepare()
 
     def forget(self) -> None:
         """Frees packed weights. See `PackedLinear`."""
-        self._gate_up.forget()
-        self._down.forget()
+        self.gate_up.forget()
+        self.down.forget()
 
 
 @dataclass(slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: PackedLinear  # to (H + 2K) D
+    qkv: Projection  # to (H + 2K) D
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: PackedLinear
+    output: Projection
     mlp_norm: Tensor
     mlp: DenseMlp | ExpertMlp
 
@@ -74,9 +77,15 @@ class Decoder:
         self.weights: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self._source = dict(weights)
-        self._embedding = self._load("model.embed_tokens.weight")
-        self._layers = [self._layer(f"model.layers.{i}.") for i in range(config.architecture.num_layers)]
-        self._norm = self._load("model.norm.weight")
+        self.tower: VisionTower | None = None
+        vision = find_family(config.raw.get("model_type")).vision
+        tower_prefix, prefix = ("", "model.") if vision is None else vision.checkpoint_prefixes
+        if tower_prefix:
+            self._source = {name: w for name, w in self._source.items() if not name.startswith(tower_prefix)}
+        self._prefix = prefix
+        self._embedding = self._load(f"{prefix}embed_tokens.weight")
+        self._layers = [self._layer(f"{prefix}layers.{i}.") for i in range(config.architecture.num_layers)]
+        self._norm = self._load(f"{prefix}norm.weight")
         self._head = PackedLinear(self._load_head(), None)
         unused = [name for name in self._source if not name.endswith("rotary_emb.inv_freq")]
         if unused:
@@ -91,37 +100,83 @@ class Decoder:
         shape = (a.num_layers, num_rows * a.num_kv_heads, limit, a.head_dim)
         return KvCache(shape, length, dtype=self.dtype, device=self.device)
 
-    def prefill(self, ids_PT: Tensor, lengths_P: Tensor) -> tuple[Tensor, Tensor]:
+    def add_tower(self, tower: VisionTower) -> None:
+        """Adds the vision tower of a model with images; its weights are updated with those of the decoder."""
+        self.tower = tower
+        self.weights |= tower.weights
+
+    def prefill(
+        self,
+        ids_PT: Tensor,
+        lengths_P: Tensor,
+        *,
+        images: Mapping[int, ImageInput] | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Computes keys and values of padded prompts [L, 2, P, K, T, D], and logits after their last tokens [P, V].
 
         Prompts are padded on the right; keys and values of the padding are finite but undefined.
+        `adapters` are those of the P * T tokens, and `images` the images of some prompts, by row.
         """
+        cache, x = self.encode(ids_PT, images=images, adapters=adapters)
+        num, length = ids_PT.shape
+        # Row p * T + length - 1 of the flattened prompts is the last token of prompt p.
+        ends = torch.arange(num, device=self.device) * length + lengths_P - 1
+        return cache, self.logits(x[ends])
+
+    def encode(
+        self,
+        ids_PT: Tensor,
+        *,
+        images: Mapping[int, ImageInput] | None = None,
+        adapters: RowAdapters | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of padded prompts, as `prefill`, and their hidden states [P * T, hidden], for `logits`."""
         a = self.architecture
         num, length = ids_PT.shape
         x = F.embedding(ids_PT.reshape(-1), self._embedding)
         cos = self._cos[:length].repeat(num, 1).unsqueeze(1)
         sin = self._sin[:length].repeat(num, 1).unsqueeze(1)
+        added: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+        for row, given in (images or {}).items():
+            assert self.tower is not None, "only models with images get some"
+            first, used = row * length, slice(row * length, row * length + given.positions.shape[1])
+            cos[used, 0] = rotate_by_rows(self._cos, given.positions, self.tower.rotary_rows)
+            sin[used, 0] = rotate_by_rows(self._sin, given.positions, self.tower.rotary_rows)
+            x[first + given.rows] = given.features
+            added.append((first + given.rows, given.deepstack))
         cache = torch.empty(
             (a.num_layers, 2, num, a.num_kv_heads, length, a.head_dim), dtype=self.dtype, device=self.device
         )
         for i, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, x, cos, sin)
+            q, k, v = self._project(layer, x, (cos, sin), adapters)
             cache[i, 0] = k.view(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2)
             cache[i, 1] = v.reshape(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2)
             queries = q.view(num, length, a.num_heads, a.head_dim).transpose(1, 2)
             mixed = attend_prompts(queries, cache[i, 0], cache[i, 1])
-            x = self._output_and_mlp(layer, x, mixed.transpose(1, 2).reshape(num * length, -1))
-        # Row p * T + length - 1 of the flattened prompts is the last token of prompt p.
-        ends = torch.arange(num, device=self.device) * length + lengths_P - 1
-        return cache, self._logits(x[ends])
+            x = self._output_and_mlp(layer, x, mixed.transpose(1, 2).reshape(num * length, -1), adapters)
+            for rows, deepstack in added:
+                if i < len(deepstack):
+                    x[rows] += deepstack[i]
+        return cache, x
 
-    def decode(self, ids_B: Tensor, positions_B: Tensor, cache: Tensor, *, write: Tensor, mask: Tensor) -> Tensor:
+    def decode(
+        self,
+        ids_B: Tensor,
+        positions_B: Tensor,
+        cache: Tensor,
+        *,
+        write: Tensor,
+        mask: Tensor,
+        adapters: RowAdapters | None = None,
+    ) -> Tensor:
         """Computes logits [B, V] after one more token in each row, and writes its keys and values into the cache.
 
         Args:
             cache: values of a `new_cache`; only the first B sequences are used.
             write: [B * K] indices of the new keys in the flattened rows and positions of the cache.
             mask: added to the scores, [B * K, 1, S]: 0 or -inf.
+            adapters: of the B rows.
         """
         a = self.architecture
         num = ids_B.shape[0]
@@ -129,29 +184,35 @@ class Decoder:
         x = F.embedding(ids_B, self._embedding)
         cos, sin = self._cos[positions_B].unsqueeze(1), self._sin[positions_B].unsqueeze(1)
         for i, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, x, cos, sin)
+            q, k, v = self._project(layer, x, (cos, sin), adapters)
             keys, values = cache[i, 0], cache[i, 1]
             # A row of the cache is one sequence and one KV head: [B * K, S, D], flattened to [B * K * S, D].
             keys.view(-1, a.head_dim).index_copy_(0, write, k.reshape(rows, a.head_dim))
             values.view(-1, a.head_dim).index_copy_(0, write, v.reshape(rows, a.head_dim))
             mixed = attend_cached(q.reshape(rows, a.group_size, a.head_dim), keys[:rows], values[:rows], mask)
-            x = self._output_and_mlp(layer, x, mixed.view(num, -1))
-        return self._logits(x)
+            x = self._output_and_mlp(layer, x, mixed.view(num, -1), adapters)
+        return self.logits(x)
 
     # -- the blocks
 
-    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = layer.qkv(rms_norm(x, layer.input_norm, eps=self.config.norm_eps))
+    def _project(
+        self, layer: _Layer, x: Tensor, tables: tuple[Tensor, Tensor], adapters: RowAdapters | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cos, sin = tables
+        qkv = layer.qkv(rms_norm(x, layer.input_norm, eps=self.config.norm_eps), adapters)
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm
         return split_heads(qkv, self.config, norms=norms, cos=cos, sin=sin)
 
-    def _output_and_mlp(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + layer.output(mixed)
-        return x + layer.mlp(rms_norm(x, layer.mlp_norm, eps=self.config.norm_eps))
+    def _output_and_mlp(self, layer: _Layer, x: Tensor, mixed: Tensor, adapters: RowAdapters | None) -> Tensor:
+        x = x + layer.output(mixed, adapters)
+        inner = rms_norm(x, layer.mlp_norm, eps=self.config.norm_eps)
+        # Experts have no adapters: see models/adapter_targets.py.
+        return x + (layer.mlp(inner) if isinstance(layer.mlp, ExpertMlp) else layer.mlp(inner, adapters))
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states [N, hidden]."""
         return self._head(rms_norm(x, self._norm, eps=self.config.norm_eps))
 
     def expert_ids(self) -> Tensor:
@@ -184,7 +245,14 @@ class Decoder:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _packed_modules(self) -> Iterator[PackedLinear | DenseMlp | ExpertMlp]:
+    def projections(self) -> Iterator[Projection]:
+        """The layers that may have adapters."""
+        for layer in self._layers:
+            yield from (layer.qkv, layer.output)
+            if isinstance(layer.mlp, DenseMlp):
+                yield from (layer.mlp.gate_up, layer.mlp.down)
+
+    def _packed_modules(self) -> Iterator[Projection | PackedLinear | DenseMlp | ExpertMlp]:
         for layer in self._layers:
             yield from (layer.qkv, layer.output, layer.mlp)
         yield self._head
@@ -219,11 +287,11 @@ class Decoder:
         self.weights.update({f"{prefix}{name}": view for name, view in mlp.weights.items()})
         return mlp
 
-    def _linear(self, names: list[str]) -> PackedLinear:
+    def _linear(self, names: list[str]) -> Projection:
         """Fuses the layers of these names, which read the same input, into one."""
-        return PackedLinear(
-            self._fuse([f"{n}.weight" for n in names]), self._fuse_optional([f"{n}.bias" for n in names])
-        )
+        weight = self._fuse([f"{n}.weight" for n in names])
+        linear = PackedLinear(weight, self._fuse_optional([f"{n}.bias" for n in names]))
+        return Projection(linear, {name: int(self.weights[f"{name}.weight"].shape[0]) for name in names})
 
     def _load(self, name: str) -> Tensor:
         if name not in self._source:
@@ -238,7 +306,7 @@ class Decoder:
     def _load_head(self) -> Tensor:
         if self.architecture.tied or "lm_head.weight" not in self._source:
             self._source.pop("lm_head.weight", None)
-            self.aliases["lm_head.weight"] = "model.embed_tokens.weight"
+            self.aliases["lm_head.weight"] = f"{self._prefix}embed_tokens.weight"
             return self._embedding
         return self._load("lm_head.weight")
 

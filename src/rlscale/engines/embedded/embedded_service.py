@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from rlscale.engines.embedded.scheduler import Scheduler
+from rlscale.engines.embedded.vision_tower import OpenImages
 from rlscale.engines.server.engine_service import Load
 from rlscale.engines.server.generate_request import (
     Answer,
@@ -15,7 +17,7 @@ from rlscale.engines.server.generate_request import (
     TensorUpdate,
 )
 from rlscale.engines.server.streaming import LatestAnswers
-from rlscale.weight_types import WeightBucket, WeightGroup
+from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightBucket, WeightGroup
 
 T = TypeVar("T")
 
@@ -32,13 +34,21 @@ class EmbeddedService:
     """An `EngineService` over a `Scheduler`. Without a codec it accepts no text and returns empty text."""
 
     def __init__(
-        self, scheduler: Scheduler, limits: Limits, *, codec: TextCodec | None = None, facts: dict[str, Any]
+        self,
+        scheduler: Scheduler,
+        limits: Limits,
+        *,
+        codec: TextCodec | None = None,
+        facts: dict[str, Any],
+        open_images: OpenImages | None = None,
     ) -> None:
         self.limits = limits
         self._scheduler, self._codec, self._facts = scheduler, codec, facts
+        self._open_images = open_images
 
     async def generate(self, request: GenerateRequest) -> list[Answer]:
         self._check(request)
+        request = await self._with_images(request)
         future = self._scheduler.submit(request)
         try:
             return await asyncio.wrap_future(future)
@@ -48,6 +58,7 @@ class EmbeddedService:
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[tuple[int, Answer]]:
         self._check(request)
+        request = await self._with_images(request)
         loop, latest = asyncio.get_running_loop(), LatestAnswers()
 
         # Called in the decode thread; the event loop owns `latest`.
@@ -67,6 +78,16 @@ class EmbeddedService:
         if request.params.stop and self._codec is None:
             rule = "be replaced by stop_token_ids: this server has no tokenizer"
             raise BadRequest("sampling_params.stop", rule, list(request.params.stop))
+
+    async def _with_images(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its images decoded, in a thread: neither the event loop nor the decode thread waits."""
+        if not request.image_urls or self._open_images is None:
+            return request
+        try:
+            images = await asyncio.to_thread(self._open_images, request.image_urls, request.input_ids)
+        except ValueError as error:
+            raise BadRequest("image_data", f"fit the prompt; {error}", f"{len(request.image_urls)} images") from error
+        return replace(request, images=images)
 
     def encode(self, text: str) -> list[int]:
         if self._codec is None:
@@ -101,7 +122,12 @@ class EmbeddedService:
         await self._call(lambda: self._scheduler.weights.leave(name))
 
     async def begin_update(self) -> None:
-        await self._call(self._scheduler.weights.begin)
+        def begin() -> None:
+            self._scheduler.weights.begin()
+            # Adapters that stayed would be added to weights that may contain them.
+            self._scheduler.adapters.clear()
+
+        await self._call(begin)
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, flush: bool, version: str | None) -> None:
         scheduler = self._scheduler
@@ -139,6 +165,7 @@ class EmbeddedService:
             if update.flush:
                 scheduler.flush()
             scheduler.forget_prefills()
+            scheduler.adapters.clear()
             scheduler.weights.load(
                 update.folder, load_format=update.load_format, version=update.version, checksums=update.checksums
             )
@@ -149,6 +176,17 @@ class EmbeddedService:
 
     async def end_update(self) -> None:
         await self._call(self._scheduler.weights.end)
+
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        def load() -> None:
+            self._scheduler.adapters.load(update)
+            if update.name == POLICY_ADAPTER:
+                self._scheduler.weights.set_version(update.version)
+
+        await self._call(load)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._call(lambda: self._scheduler.adapters.unload(name))
 
     async def set_version(self, version: str, *, abort_all: bool) -> None:
         def change() -> None:
@@ -166,6 +204,7 @@ class EmbeddedService:
             **self._facts,
             "is_generation": True,
             "weight_version": self._scheduler.weights.version,
+            "adapters": self._scheduler.adapters.loaded(),
             "vocab_size": self.limits.vocab_size,
             "max_context_len": self.limits.max_context_len,
             "context_length": self.limits.max_context_len,

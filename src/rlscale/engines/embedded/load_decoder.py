@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from rlscale.architectures.family import find_family
 from rlscale.engines.embedded.decoder import Decoder
+from rlscale.engines.embedded.vision_tower import VisionTower
 from rlscale.models.batch_shapes import cache_length
 from rlscale.models.decoder_config import DecoderConfig
 
@@ -68,6 +70,9 @@ def load_decoder(
             f"max_context_len must be at most {config.max_positions}, the positions of {model_path}, got {limit}"
         )
     decoder = Decoder(config, weights, dtype=dtype, device=device, num_positions=cache_length(limit))
+    if find_family(config_json.get("model_type")).vision is not None:
+        tower = VisionTower(config_json, weights, model_path=model_path, dtype=dtype, device=device)
+        decoder.add_tower(tower)
     return decoder, limit
 
 

@@ -62,10 +62,11 @@ class OpenRequests:
             error = f"logprobs must be finite, got {logprob}; the model's weights diverged"
             self.fail(sequence.request, Refused(error, status=FAILED_STATUS))
             return False
-        sequence.append(token, logprob, self._weights.version)
+        version = sequence.request.version(self._weights.version)
+        sequence.append(token, logprob, version)
         finish = sequence.request.finish_of(sequence)
         if finish is None:
-            sequence.request.notify(sequence, self._weights.version)
+            sequence.request.notify(sequence, version)
         else:
             self.finish(sequence, finish)
         return finish is None
@@ -74,11 +75,12 @@ class OpenRequests:
         sequence.finish = reason
         request = sequence.request
         self._on_finish(sequence)
-        request.notify(sequence, self._weights.version)
+        version = request.version(self._weights.version)
+        request.notify(sequence, version)
         request.num_open -= 1
         if request.num_open == 0:
             self._by_rid.pop(request.spec.rid, None)
-            request.future.set_result(request.answers(self._weights.version))
+            request.future.set_result(request.answers(version))
 
     def fail(self, request: Request, error: Refused) -> None:
         """Ends all sequences of `request` and raises `error` to its caller."""

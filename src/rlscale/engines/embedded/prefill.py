@@ -7,6 +7,7 @@ import torch
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import PrefillJob
+from rlscale.engines.embedded.row_adapters import RowAdapters
 from rlscale.models.batch_shapes import fixed_rows, padded_len
 
 MAX_TOKENS = 1024  # more at once is no faster, and its memory would be freed and allocated each time
@@ -17,9 +18,15 @@ class Prefiller:
 
     def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
         self._decoder, self._deterministic = decoder, deterministic
+        self._state: object = None
 
-    def run(self, jobs: Sequence[PrefillJob]) -> None:
-        """Sets `cache` and `logits` of every job, and `routes` if requested."""
+    def run(self, jobs: Sequence[PrefillJob], *, state: object = None) -> None:
+        """Sets `cache` and `logits` of every job, and `routes` if requested.
+
+        Args:
+            state: of the weights; features of images are kept until it changes.
+        """
+        self._state = state
         by_length: dict[int, list[PrefillJob]] = defaultdict(list)
         for job in jobs:
             by_length[padded_len(len(job.tokens))].append(job)
@@ -38,9 +45,15 @@ class Prefiller:
         for row, job in enumerate(jobs):
             ids[row, : len(job.tokens)] = torch.tensor(job.tokens)
             lengths[row] = len(job.tokens)
-        # Rows without a job keep one token 0, and their results are discarded.
+        # Rows without a job keep one token 0, and their results are discarded; any adapter will do.
         device = self._decoder.device
-        cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device))
+        images, tower = {}, self._decoder.tower
+        for row, job in enumerate(jobs):
+            if job.images and tower is not None:
+                images[row] = tower.prepare(job.tokens, job.images, state=self._state)
+        rows = [job.adapter for job in jobs] + [jobs[0].adapter] * (num_rows - len(jobs))
+        adapters = RowAdapters.from_rows(rows, device=device, repeat=padded)
+        cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device), images=images, adapters=adapters)
         for row, job in enumerate(jobs):
             job.cache, job.logits = cache[:, :, row], logits[row]
         if any(job.wants_routes for job in jobs):

@@ -24,7 +24,13 @@ class PrefillQueue:
         self, tokens: tuple[int, ...], sequences: Iterable[Sequence], request: Request, *, first: bool = False
     ) -> None:
         """Appends `tokens`, to be computed once for all `sequences`; `first`: before all others."""
-        job = PrefillJob(tokens=tokens, sequences=deque(sequences), wants_routes=request.spec.return_routes)
+        job = PrefillJob(
+            tokens=tokens,
+            sequences=deque(sequences),
+            adapter=request.adapter,
+            images=request.spec.images,
+            wants_routes=request.spec.return_routes,
+        )
         jobs = self._jobs.setdefault(cache_length(request.total_len), deque())
         if first:
             jobs.appendleft(job)

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rlscale.engines.embedded.row_adapters import LoraAdapter
 from rlscale.engines.embedded.sampling import RowParams
-from rlscale.engines.server.generate_request import Answer, GenerateRequest, VersionSpan
+from rlscale.engines.server.generate_request import Answer, GenerateRequest, PromptScores, VersionSpan
 from rlscale.engines.server.stop_conditions import Decode, find_finish_reason
+from rlscale.images import Image
 
 StreamCallback = Callable[[int, Answer], None]
 """Called in the decode thread after each token: (index among the `n` answers, a copy of the answer so far)."""
@@ -76,11 +78,19 @@ class Request:
     stop_ids: frozenset[int]
     blocked_ids: tuple[int, ...]
     decode: Decode
+    adapter: LoraAdapter | None  # of every token; None: those of the base
     future: "Future[list[Answer]]"
     on_token: StreamCallback | None = None
     sequences: list[Sequence] = field(default_factory=list)
     num_open: int = 0
+    scores: PromptScores | None = None  # of the input tokens, if requested
+    # Rotary positions of generated tokens minus their positions in the cache: an image has fewer than it has tokens.
+    rotary_offset: int = 0
     started_s: float = field(default_factory=time.monotonic)
+
+    def version(self, current: str) -> str:
+        """Version of the weights that generate its next token; `current` is that of the base."""
+        return current if self.adapter is None else self.adapter.version
 
     @property
     def total_len(self) -> int:
@@ -118,6 +128,7 @@ class Request:
             num_retractions=sequence.num_retractions,
             seconds=time.monotonic() - self.started_s,
             routes=np.concatenate(sequence.routes) if has_routes else None,
+            scores=self.scores,
         )
 
 
@@ -130,6 +141,8 @@ class PrefillJob:
 
     tokens: tuple[int, ...]
     sequences: deque[Sequence]
+    adapter: LoraAdapter | None = None
+    images: tuple[Image, ...] = ()
     cache: Tensor | None = None
     logits: Tensor | None = None
     wants_routes: bool = False

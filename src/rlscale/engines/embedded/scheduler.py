@@ -13,12 +13,14 @@ from typing import TypeVar
 
 import torch
 
+from rlscale.engines.embedded.adapter_store import AdapterStore
 from rlscale.engines.embedded.batch_pool import BatchPool
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.inbox import FAILED_STATUS, Inbox
 from rlscale.engines.embedded.open_requests import OpenRequests
 from rlscale.engines.embedded.prefill import Prefiller
 from rlscale.engines.embedded.prefill_queue import Admission, PrefillQueue
+from rlscale.engines.embedded.prompt_scorer import PromptScorer
 from rlscale.engines.embedded.requests import Request, Sequence, StreamCallback
 from rlscale.engines.embedded.sampling import RowParams, draw
 from rlscale.engines.embedded.scheduler_options import SchedulerOptions
@@ -60,11 +62,15 @@ class Scheduler:
     ) -> None:
         self._decoder, self.weights, self._options = decoder, weights, options
         self._decode, self._on_death = decode or _no_text, on_death
+        self.adapters = AdapterStore(
+            list(decoder.projections()), dtype=decoder.dtype, device=decoder.device, checksum=weights.checksum
+        )
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._inbox = Inbox()
         self._batches = BatchPool(decoder, options)
         self._queue = PrefillQueue()
         self._requests = OpenRequests(weights, on_finish=self._batches.remove, on_fail=self._queue.drop_finished)
+        self._scorer = PromptScorer(decoder, self._requests, deterministic=options.deterministic)
         self._random = random.Random(options.seed)
         self._paused = False
         self._released: set[str] = set()  # memory tags
@@ -178,6 +184,7 @@ class Scheduler:
                     if not self._is_held():
                         self._admit()
                         self._step()
+                        self._scorer.step()
         except BaseException as e:
             log.exception("the decode thread has ended")
             death = self._inbox.closed_by = e
@@ -207,7 +214,8 @@ class Scheduler:
         return self._paused or self.weights.updating or bool(self._released) or not self.weights.is_present
 
     def _is_busy(self) -> bool:
-        return bool(self._batches.num_active) or (not self._queue.is_empty and not self._is_held())
+        is_waiting = not self._queue.is_empty or not self._scorer.is_empty
+        return bool(self._batches.num_active) or (is_waiting and not self._is_held())
 
     def _accept(self, spec: GenerateRequest, future: "Future[list[Answer]]", on_token: StreamCallback | None) -> None:
         if not self._paused:  # during a pause a request waits, like retracted ones
@@ -221,6 +229,7 @@ class Scheduler:
         ends = self._options.eos_ids.union(params.stop_token_ids)
         request = Request(
             spec=spec,
+            adapter=self.adapters.find(spec.adapter),
             stop_ids=frozenset() if params.ignore_eos else ends,
             blocked_ids=tuple(sorted(i for i in ends if i < self._decoder.architecture.vocab_size)),
             decode=self._decode,
@@ -231,10 +240,15 @@ class Scheduler:
         request.sequences = [Sequence(request=request, index=j, seed=seed + j) for j in range(spec.n)]
         request.num_open = spec.n
         self._requests.add(request)
+        if spec.logprob_start is not None:
+            self._scorer.add(request)
+            return
         if params.max_new_tokens == 0:
             for sequence in request.sequences:
                 self._requests.finish(sequence, {"type": "length", "length": 0})
             return
+        if spec.images and self._decoder.tower is not None:
+            request.rotary_offset = self._decoder.tower.rotary_offset(spec.input_ids, spec.images)
         self._queue.add(spec.input_ids, request.sequences, request)
 
     def _admit(self) -> None:
@@ -243,7 +257,7 @@ class Scheduler:
         if not admitted:
             return
         try:
-            self._prefiller.run([job for _, job, _ in admitted if job.cache is None])
+            self._prefiller.run([job for _, job, _ in admitted if job.cache is None], state=self.weights.num_writes)
             self._place(admitted)
         except Exception as e:
             log.exception("prefill failed")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlscale.models.batch_shapes import MAX_CACHED_TOKENS, slots_of
+from rlscale.models.batch_shapes import MAX_CACHED_TOKENS, cache_length, slots_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,3 +19,9 @@ class SchedulerOptions:
     def slots_of(self, length: int) -> int:
         """Rows of the decode batch with this cache length. Depends on the options alone."""
         return slots_of(length, num_slots=self.num_slots, max_cached_tokens=self.max_cached_tokens)
+
+    def total_cache_tokens(self, max_context_len: int) -> int:
+        """Tokens that the largest decode batch keeps, that of the longest requests."""
+        # Requests of another cache length have their own batch and its memory, so that all together keep more.
+        length = cache_length(max_context_len)
+        return self.slots_of(length) * length

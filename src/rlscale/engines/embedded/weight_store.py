@@ -35,9 +35,10 @@ class WeightStore:
         version: str,
     ) -> None:
         self._weights = NamedWeights(weights, aliases)
-        self._receiver, self._checksum = receiver, checksum
+        self._receiver, self.checksum = receiver, checksum
         self.version = version
         self.updating = False
+        self.num_writes = 0  # buckets; what was computed before the last one is of earlier weights
         self.fault: str | None = None
         self.missing: str | None = None
         self._written: set[str] = set()
@@ -154,12 +155,13 @@ class WeightStore:
             raise Refused(f"weights are unusable: {self.fault}; send all of them again", status=UNUSABLE_STATUS)
 
     def checksums(self) -> dict[str, str]:
-        if self._checksum is None:
+        if self.checksum is None:
             raise Refused("this server was started without a checksum function")
         self.require_present()
-        return {name: self._checksum(tensor) for name, tensor in self._weights.items()}
+        return {name: self.checksum(tensor) for name, tensor in self._weights.items()}
 
     def _write(self, layout: WeightBucket, write: Callable[[], object]) -> None:
+        self.num_writes += 1
         try:
             write()
         except BaseException as e:

@@ -13,6 +13,7 @@ import aiohttp
 
 from rlscale.engines.client.http_connection import CONNECT_TIMEOUT_S, READ_KEEP_ALIVE_S
 from rlscale.engines.middleware_router.worker_table import Worker, WorkerTable
+from rlscale.tcp_keepalive import open_socket
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +70,9 @@ class EngineCalls:
     async def open(self) -> None:
         """Opens the connection pools, in the event loop of the server."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        pooled = aiohttp.TCPConnector(limit=0, keepalive_timeout=READ_KEEP_ALIVE_S)
+        pooled = aiohttp.TCPConnector(limit=0, keepalive_timeout=READ_KEEP_ALIVE_S, socket_factory=open_socket)
         self._pooled = aiohttp.ClientSession(connector=pooled, timeout=timeout, auto_decompress=False)
-        fresh = aiohttp.TCPConnector(limit=0, force_close=True)
+        fresh = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=open_socket)
         self._fresh = aiohttp.ClientSession(connector=fresh, timeout=timeout, auto_decompress=False)
 
     async def close(self) -> None:

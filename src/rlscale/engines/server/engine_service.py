@@ -28,7 +28,7 @@ from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.engines.server.stop_conditions import answer_text
 from rlscale.engines.server.streaming import stream_answers
 from rlscale.errors import WeightSyncError
-from rlscale.weight_types import WeightBucket, WeightGroup
+from rlscale.weight_types import AdapterUpdate, WeightBucket, WeightGroup
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ DEFAULT_GROUP_TIMEOUT_S = 300.0
 BUCKET_FORMATS = ("flattened_bucket", "tensor_blocks")
 TENSOR_FORMATS = ("shared_memory", "cuda_ipc")
 FLUSH_POLL_S = 0.01
+ADAPTER_FORMATS = ("safetensors",)
 FOLDER_FORMATS = (None, "auto", "safetensors", "delta")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -102,6 +103,12 @@ class EngineService(Protocol):
 
     async def end_update(self) -> None: ...
 
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        """Makes an adapter the current version of its name. Running requests keep the version that they began with."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
     async def set_version(self, version: str, *, abort_all: bool) -> None: ...
 
     async def checksums(self) -> dict[str, str]: ...
@@ -145,6 +152,8 @@ def build_app(service: EngineService, *, api_key: str | None = None) -> web.Appl
             web.post("/update_weights_from_disk", handlers.load_folder),
             web.post("/end_weight_update", handlers.end_update),
             web.post("/update_weight_version", handlers.set_version),
+            web.post("/load_lora_adapter_from_tensors", handlers.load_adapter),
+            web.post("/unload_lora_adapter", handlers.unload_adapter),
             web.post("/weights_checker", handlers.weights_checker),
         ]
     )
@@ -155,7 +164,9 @@ def _require_key(api_key: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         if api_key is not None and request.path != "/health":
-            given = request.headers.get("Authorization", "")
+            # Anthropic's clients send the key in another header.
+            other = request.headers.get("x-api-key")
+            given = request.headers.get("Authorization", "" if other is None else f"Bearer {other}")
             if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
                 return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         return await handler(request)
@@ -340,18 +351,14 @@ class _Handlers:
 
     async def receive_tensors(self, request: web.Request) -> web.Response:
         body = await _body(request)
-        payloads, load_format = _get(body, "serialized_named_tensors", list), body.get("load_format")
+        load_format = body.get("load_format")
         if load_format not in TENSOR_FORMATS:
             known = " or ".join(repr(name) for name in TENSOR_FORMATS)
             raise BadRequest(
                 "load_format", f"be {known}: SGLang's own formats are pickles, which are unsafe to read", load_format
             )
-        if len(payloads) != 1 or not isinstance(payloads[0], str):
-            raise BadRequest(
-                "serialized_named_tensors", "contain one string, for the one rank of this server", payloads
-            )
         update = TensorUpdate(
-            payload=payloads[0],
+            payload=_one_payload(body),
             load_format=load_format,
             flush=_get(body, "flush_cache", bool, True),
             version=_version(body),
@@ -380,6 +387,33 @@ class _Handlers:
         await self._service.end_update()
         return _success_response("Weight update has ended.")
 
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        body = await _body(request)
+        load_format = body.get("load_format")
+        if load_format not in ADAPTER_FORMATS:
+            rule = "be 'safetensors': SGLang's own format is a pickle, which is unsafe to read"
+            raise BadRequest("load_format", rule, load_format)
+        name, num_kept = _get(body, "lora_name", str), _get(body, "num_kept", int, 1)
+        if not name or "@" in name:
+            raise BadRequest("lora_name", "be a name without '@', which separates the version", name)
+        if num_kept < 1:
+            raise BadRequest("num_kept", "be at least 1", num_kept)
+        update = AdapterUpdate(
+            name=name,
+            version=_version(body) or "default",
+            config=_get(body, "config_dict", dict),
+            payload=_one_payload(body),
+            checksums=_get(body, "checksums", dict, {}),
+            num_kept=num_kept,
+        )
+        await self._service.load_adapter(update)
+        return _success_response(f"Loaded adapter {name} as version {update.version}.")
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        name = _get(await _body(request), "lora_name", str)
+        await self._service.unload_adapter(name)
+        return _success_response(f"Unloaded adapter {name}.")
+
     async def set_version(self, request: web.Request) -> web.Response:
         body = await _body(request)
         version = _get(body, "new_version", str)
@@ -400,6 +434,14 @@ def _tags(body: Mapping[str, Any]) -> list[str]:
     if not set(tags) <= set(MEMORY_TAGS):
         raise BadRequest("tags", f"be among {', '.join(MEMORY_TAGS)}", tags)
     return tags
+
+
+def _one_payload(body: Mapping[str, Any]) -> str:
+    """SGLang's clients send one string for each rank of the server; these servers have one."""
+    payloads = _get(body, "serialized_named_tensors", list)
+    if len(payloads) != 1 or not isinstance(payloads[0], str):
+        raise BadRequest("serialized_named_tensors", "contain one string, for the one rank of this server", payloads)
+    return str(payloads[0])
 
 
 def _version(body: Mapping[str, Any]) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlscale.engines.client.routed_experts import encode_routes
+from rlscale.images import Image
 from rlscale.types import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -30,14 +31,10 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "stream_interval": (None, 1),
 }
 _NEUTRAL_TOP: dict[str, tuple[Any, ...]] = {
-    "logprob_start_len": (-1, None),
-    "top_logprobs_num": (0, None),
     "token_ids_logprob": (None, []),
     "input_embeds": (None,),
-    "image_data": (None,),
     "video_data": (None,),
     "audio_data": (None,),
-    "lora_path": (None,),
     "session_params": (None,),
     "return_hidden_states": (False, None),
     "routed_experts_start_len": (0, None),
@@ -90,6 +87,8 @@ class Limits:
     max_context_len: int  # prompt and answer together, in tokens
     has_experts: bool = False  # required for routes
     has_penalties: bool = True  # of repetition, frequency and presence
+    scores_prompts: bool = False  # returns logprobs of given tokens
+    has_images: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +101,11 @@ class GenerateRequest:
     n: int = 1
     return_logprob: bool = False
     return_routes: bool = False
+    adapter: str | None = None  # name, or name@version; None: the policy's, if one is loaded
+    logprob_start: int | None = None  # input token from which on input logprobs are returned; None: none are
+    num_top_logprobs: int = 0  # most likely tokens whose logprobs are returned for each input token
+    image_urls: tuple[str, ...] = ()  # data URLs, in the order of their placeholders
+    images: tuple[Image, ...] = ()  # the same, once the service has decoded them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +140,14 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PromptScores:
+    """Logprobs of the input tokens after `logprob_start`, at temperature 1. N tokens."""
+
+    logprobs: list[float]  # [N]
+    top: list[list[tuple[float, int]]]  # [N] logprob and id of the most likely tokens; empty: not requested
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """One answer, finished or growing. Lists have R entries, one for each output token."""
 
@@ -148,6 +160,7 @@ class Answer:
     seconds: float = 0.0
     # Only of a finished answer whose request wants them: [prompt + R - 1, layers, experts per token]
     routes: npt.NDArray[np.int16] | None = field(default=None, compare=False)
+    scores: PromptScores | None = None  # of input tokens, where the request wants them
 
 
 def parse_generate(
@@ -163,6 +176,7 @@ def parse_generate(
         if key in body and not _is_neutral(body[key], neutral):
             raise BadRequest(key, f"be left at {neutral[0]!r} on this server", body[key])
     prompts, batched = _prompts(body, encode)
+    images = _image_urls(body.get("image_data"), len(prompts), batched, limits)
     rids = _rids(body.get("rid"), len(prompts), batched)
     sampling = body.get("sampling_params")
     each = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
@@ -172,14 +186,18 @@ def parse_generate(
     return_routes = _bool(body.get("return_routed_experts") or False, "return_routed_experts")
     if return_routes and not limits.has_experts:
         raise BadRequest("return_routed_experts", "be false: the model of this server has no experts", True)
+    adapters = _adapters(body.get("lora_path"), len(prompts))
     requests = []
-    for rid, ids, raw in zip(rids, prompts, each, strict=True):
+    for rid, ids, raw, adapter, urls in zip(rids, prompts, each, adapters, images, strict=True):
         params, n = _parse_sampling({} if raw is None else raw)
         if return_routes and params.max_new_tokens == 0:
             raise BadRequest("return_routed_experts", "be false with max_new_tokens=0, which reads no token", True)
         if params.has_penalties and not limits.has_penalties:
             raise BadRequest("sampling_params", "have no penalties on this server", raw)
         _check_prompt(ids, params, limits)
+        start, num_top = _parse_scoring(body, params, limits, num_tokens=len(ids))
+        if urls and start is not None:
+            raise BadRequest("logprob_start_len", "be -1 with image_data", start)
         requests.append(
             GenerateRequest(
                 rid=rid,
@@ -188,6 +206,10 @@ def parse_generate(
                 n=n,
                 return_logprob=return_logprob,
                 return_routes=return_routes,
+                adapter=adapter,
+                logprob_start=start,
+                num_top_logprobs=num_top,
+                image_urls=urls,
             )
         )
     return requests, batched
@@ -217,9 +239,23 @@ def render_answer(request: GenerateRequest, answer: Answer, *, index: int, text:
             meta["routed_experts"] = encode_routes(answer.routes)
     if request.return_logprob:
         meta["input_token_logprobs"] = []
+        if answer.scores is not None and request.logprob_start is not None:
+            meta |= _render_scores(request.input_ids[request.logprob_start :], answer.scores)
         pairs = zip(answer.logprobs, answer.output_ids, strict=True)
         meta["output_token_logprobs"] = [[logprob, token, None] for logprob, token in pairs]
     return {"text": text, "output_ids": answer.output_ids, "meta_info": meta}
+
+
+def _render_scores(ids: tuple[int, ...], scores: PromptScores) -> dict[str, Any]:
+    """Input logprobs in SGLang's form: the first entry has no logprob, since the token before it is not computed."""
+    values = [None, *scores.logprobs]
+    rendered: dict[str, Any] = {
+        "input_token_logprobs": [[value, token, None] for value, token in zip(values, ids, strict=True)]
+    }
+    if scores.top:
+        top = [[[value, token, None] for value, token in each] for each in scores.top]
+        rendered["input_top_logprobs"] = [None, *top]
+    return rendered
 
 
 def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -249,6 +285,23 @@ def _prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None)
     return [tuple(row) for row in rows], batched
 
 
+def _image_urls(value: Any, num: int, batched: bool, limits: Limits) -> list[tuple[str, ...]]:
+    """Images of each prompt: one or a list for a single prompt, a list for each prompt of a batch."""
+    if value is None or value == []:
+        return [()] * num
+    if not limits.has_images:
+        raise BadRequest("image_data", "be left at None: the model of this server reads no images", value)
+    lists = value if batched else [value if isinstance(value, list) else [value]]
+    if not isinstance(lists, list) or len(lists) != num or not all(isinstance(each, list) for each in lists):
+        raise BadRequest("image_data", "be a list of images for each prompt", value)
+    for i, each in enumerate(lists):
+        # Paths and addresses are refused: whoever may generate need not be allowed to read files of this machine.
+        wrong = next((image for image in each if not isinstance(image, str) or not image.startswith("data:")), None)
+        if wrong is not None:
+            raise BadRequest(f"image_data[{i}]" if batched else "image_data", "hold data URLs", wrong)
+    return [tuple(each) for each in lists]
+
+
 def _rids(rid: Any, num: int, batched: bool) -> list[str]:
     if rid is None:
         return [uuid.uuid4().hex for _ in range(num)]
@@ -257,6 +310,41 @@ def _rids(rid: Any, num: int, batched: bool) -> list[str]:
     if isinstance(rid, list) and len(rid) == num and all(isinstance(r, str) and r for r in rid):
         return rid
     raise BadRequest("rid", "be a non-empty string, or a list with one for each prompt", rid)
+
+
+def _adapters(path: Any, num: int) -> list[str | None]:
+    paths = path if isinstance(path, list) else [path] * num
+    if len(paths) != num or not all(each is None or (isinstance(each, str) and each) for each in paths):
+        raise BadRequest("lora_path", "be the name of an adapter, or a list with one for each prompt", path)
+    return paths
+
+
+def _parse_scoring(
+    body: Mapping[str, Any], params: SamplingParams, limits: Limits, *, num_tokens: int
+) -> tuple[int | None, int]:
+    """First input token with a logprob in the answer (None: there is none), and the number of top logprobs."""
+    start = _top_int(body, "logprob_start_len", -1, low=-1)
+    num_top = _top_int(body, "top_logprobs_num", 0, low=0)
+    if start >= 0 and not (limits.scores_prompts and params.max_new_tokens == 0 and body.get("return_logprob") is True):
+        rule = "be left at -1 on this server" + (
+            " unless max_new_tokens is 0 and return_logprob is true" if limits.scores_prompts else ""
+        )
+        raise BadRequest("logprob_start_len", rule, start)
+    if start >= num_tokens:
+        raise BadRequest("logprob_start_len", f"be below the number of input tokens ({num_tokens})", start)
+    if num_top and start < 0:
+        raise BadRequest("top_logprobs_num", "be left at 0 on this server without logprob_start_len", num_top)
+    if num_top > limits.vocab_size:
+        raise BadRequest("top_logprobs_num", f"be at most the vocabulary of {limits.vocab_size} tokens", num_top)
+    return (start if start >= 0 else None), num_top
+
+
+def _top_int(body: Mapping[str, Any], key: str, default: int, *, low: int) -> int:
+    """An integer outside `sampling_params`; null is its default."""
+    value = default if body.get(key) is None else body[key]
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise BadRequest(key, f"be an integer of at least {low} on this server", value)
+    return value
 
 
 def _check_prompt(ids: tuple[int, ...], params: SamplingParams, limits: Limits) -> None:

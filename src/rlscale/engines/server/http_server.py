@@ -1,7 +1,6 @@
 """Runs the web application of a server until a signal or a failure ends it."""
 
 import asyncio
-import ipaddress
 import signal
 
 from aiohttp import web
@@ -10,14 +9,6 @@ API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 # A pooled connection of a client outlives any pause between two rollouts.
 KEEPALIVE_S = 3600.0
 SHUTDOWN_S = 2.0
-
-
-def is_loopback(host: str) -> bool:
-    """Reports whether only this machine can reach a server bound to `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Server:

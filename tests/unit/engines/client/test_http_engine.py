@@ -209,16 +209,13 @@ async def test_events_longer_than_a_reader_buffers(engine: HttpEngine) -> None:
 
 
 async def test_closing_a_stream_ends_the_request() -> None:
-    with FakeServer(token_s=0.01) as slow:
+    with FakeServer(token_s=600) as slow:
         engine = HttpEngine(EngineAddress(name="engine 0", url=slow.url), timeout_s=5)
         stream = engine.stream(PROMPT, SamplingParams(max_new_tokens=200, ignore_eos=True))
         assert len((await anext(stream)).output_ids) >= 1
         await stream.aclose()
-        for _ in range(200):
-            if slow.service.load().running == 0:
-                break
+        while slow.service.load().running:
             await asyncio.sleep(0.01)
-        assert slow.service.load().running == 0
         await engine.close()
 
 

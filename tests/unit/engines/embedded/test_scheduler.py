@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlscale.engines.embedded import inbox as inbox_module
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
@@ -367,21 +366,29 @@ def test_update_of_all_weights_changes_the_answers(open_scheduler: OpenScheduler
     assert before.output_ids != after.output_ids
 
 
-@pytest.mark.slow
-def test_new_weights_are_packed_only_after_the_last_answer_was_sent(
+def test_new_weights_are_packed_while_nothing_runs_but_not_in_a_pause(
     open_scheduler: OpenScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_module, "ANSWER_S", 0.5)
-    prepared = threading.Event()
+    prepared, idle = threading.Event(), threading.Event()
     scheduler = open_scheduler()
+    prepare_weights = scheduler._prepare_weights
+
+    def prepare() -> None:
+        prepare_weights()
+        idle.set()
+
+    def pause() -> None:
+        scheduler.pause("retract")
+        prepared.clear()
+        idle.clear()
+
     monkeypatch.setattr(scheduler._decoder, "pack_weights", lambda may_continue: prepared.set())
-    scheduler.call(lambda: scheduler.pause("retract")).result(timeout=60)
-    assert not prepared.wait(1)  # no request may use them yet
-    for _ in range(3):
-        scheduler.call(scheduler.resume).result(timeout=60)
-        assert not prepared.is_set()
-        time.sleep(0.05)
-    assert prepared.wait(30)
+    monkeypatch.setattr(scheduler, "_prepare_weights", prepare)
+    run(scheduler, pause)
+    assert idle.wait(60)  # the decode thread had time to pack them
+    assert not prepared.is_set()  # no request may use them yet
+    run(scheduler, scheduler.resume)
+    assert prepared.wait(60)
 
 
 def test_failed_update_leaves_the_engine_unusable_until_a_complete_one(open_scheduler: OpenScheduler) -> None:

@@ -5,6 +5,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlscale.config import RouterPolicy
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.middleware_router.forwarding import EngineCalls
 from rlscale.engines.middleware_router.router_app import MiddlewareRouter
+from rlscale.engines.middleware_router.worker_table import WorkerTable
 from tests.unit.engines.middleware_router.asgi_client import make_router, opened
 
 CLOSED = "http://127.0.0.1:9"
@@ -175,3 +179,31 @@ async def test_engines_are_listed_added_and_removed() -> None:
         assert (await client.call("DELETE", f"/workers/{listed[0]['id']}")).status == 202
         assert (await client.call("DELETE", f"/workers/{listed[0]['id']}")).status == 404
         assert (await client.call("POST", "/pause_generation", {})).status == 404
+
+
+async def test_healthy_engines_are_checked_again_after_the_interval() -> None:
+    """A router with a short interval asks many times while one with a long interval has asked once."""
+    counts = {"short": 0, "long": 0}
+    enough = asyncio.Event()
+
+    async def health(request: web.Request) -> web.Response:
+        counts[request.match_info["name"]] += 1
+        if counts["short"] >= 5 and counts["long"]:
+            enough.set()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{name}/health", health)
+    async with TestServer(app) as server:
+        watching = []
+        for name, interval_s in (("short", 0.001), ("long", 3600.0)):
+            table = WorkerTable(RouterPolicy.power_of_two)
+            table.add(f"http://{server.host}:{server.port}/{name}")
+            calls = EngineCalls(table, timeout_s=10, max_running=10, check_interval_s=interval_s)
+            await calls.open()
+            watching.append((calls, asyncio.create_task(calls.watch_health())))
+        await enough.wait()
+        for calls, task in watching:
+            task.cancel()
+            await calls.close()
+    assert counts["long"] == 1

@@ -1,0 +1,148 @@
+"""The vision tower of the embedded engine, and the features of images that were computed with the current weights.
+
+Shape legend: N tokens of an image, W hidden width, T tokens of a prompt, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlscale.architectures.family import find_family
+from rlscale.architectures.vision import VisionLayout, rotary_rows
+from rlscale.images import Image
+from rlscale.models.image_positions import image_positions, place_images
+from rlscale.models.image_processor import ImageProcessor, load_image_processor
+
+MAX_CACHED_IMAGES = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageInput:
+    """Features and positions of the images of one prompt."""
+
+    rows: Tensor  # [N] tokens that are images
+    features: Tensor  # [N, W] that replace their embeddings
+    deepstack: tuple[Tensor, ...]  # [N, W] each, added after the first layers
+    positions: Tensor  # [3, T]
+
+
+class VisionTower:
+    """Computes features. Not thread-safe, except for `check`.
+
+    Args:
+        config: content of `config.json`.
+        weights: of the checkpoint; those of the tower are copied.
+        model_path: folder of the image processor.
+        dtype, device: of the tower.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        *,
+        model_path: str,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        # Imported here: models without images start without transformers.
+        from transformers import AutoConfig, AutoModel
+
+        family = find_family(config["model_type"]).vision
+        assert family is not None, "the caller has a model with images"
+        fields = {name: value for name, value in config.items() if name != "model_type"}
+        hf_config = AutoConfig.for_model(str(config["model_type"]), **fields)
+        module: nn.Module = AutoModel.from_config(hf_config.vision_config, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
+        self._module = module.to(device, dtype).requires_grad_(False).eval()
+        prefix, _ = family.checkpoint_prefixes
+        self.weights = {prefix + name: parameter.data for name, parameter in self._module.named_parameters()}
+        for name, target in self.weights.items():
+            if name not in weights:
+                fix = "the checkpoint is incomplete or of another architecture"
+                raise ValueError(f"weights must contain {name}; {fix}")
+            target.copy_(weights[name])
+        self.processor: ImageProcessor = load_image_processor(model_path)
+        self.layout: VisionLayout = self.processor.layout
+        # Both halves of a head use the same frequencies.
+        sections = rotary_rows(self.layout.rotary_sections, interleaved=family.interleaved_rotary)
+        self.rotary_rows = torch.tensor(sections * 2, device=device)
+        self._cache: OrderedDict[str, tuple[Tensor, ...]] = OrderedDict()
+        self._state: object = None
+
+    def open(self, uris: Sequence[str], token_ids: Sequence[int]) -> tuple[Image, ...]:
+        """The images of a request. May be called from any thread.
+
+        Raises:
+            ValueError: one cannot be decoded, or the placeholders of the prompt are not those of its features.
+        """
+        images = tuple(self.processor.open_uri(uri) for uri in uris)
+        place_images(self.layout, np.asarray(token_ids), [image.grid for image in images])
+        return images
+
+    def rotary_offset(self, token_ids: Sequence[int], images: Sequence[Image]) -> int:
+        """The difference between the position of a later token in rotary tables and in the cache."""
+        if not images:
+            return 0
+        ids, grids = np.asarray(token_ids), [image.grid for image in images]
+        positions = image_positions(self.layout, len(ids), place_images(self.layout, ids, grids), grids)
+        return int(positions.max()) + 1 - len(ids)
+
+    def prepare(self, token_ids: Sequence[int], images: Sequence[Image], *, state: object) -> ImageInput:
+        """The input of a prompt.
+
+        Args:
+            token_ids: of the prompt.
+            images: its images.
+            state: of the weights: features of another state are computed again.
+        """
+        if state != self._state:
+            self._cache.clear()
+            self._state = state
+        ids, grids = np.asarray(token_ids), [image.grid for image in images]
+        starts = place_images(self.layout, ids, grids)
+        rows = [
+            np.arange(start, start + self.layout.num_tokens(grid)) for start, grid in zip(starts, grids, strict=True)
+        ]
+        # Main features, then those of each layer with deepstack.
+        parts = [torch.cat(list(each)) for each in zip(*[self._features(image) for image in images], strict=True)]
+        device = self.rotary_rows.device
+        return ImageInput(
+            rows=torch.from_numpy(np.concatenate(rows)).to(device),
+            features=parts[0],
+            deepstack=tuple(parts[1:]),
+            positions=torch.from_numpy(image_positions(self.layout, len(ids), starts, grids)).to(device),
+        )
+
+    def _features(self, image: Image) -> tuple[Tensor, ...]:
+        found = self._cache.get(image.digest)
+        if found is None:
+            weight = next(iter(self.weights.values()))
+            pixels = torch.from_numpy(self.processor.pixels(image)).to(weight.device, weight.dtype)
+            output = self._module(pixels, grid_thw=torch.tensor([image.grid], device=weight.device), return_dict=True)
+            found = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+            self._cache[image.digest] = found
+            if len(self._cache) > MAX_CACHED_IMAGES:
+                self._cache.popitem(last=False)
+        return found
+
+
+def rotate_by_rows(table: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    """Entries of a rotary table [length, D] where dimension d has the position in row rows[d]: [T, D].
+
+    Args:
+        table: cosine or sine of each position.
+        positions: [3, T]
+        rows: [D]
+    """
+    return table.gather(0, positions[rows].T)
+
+
+OpenImages = Callable[[Sequence[str], Sequence[int]], tuple[Image, ...]]
+"""Opens the images of a request, see `VisionTower.open`."""

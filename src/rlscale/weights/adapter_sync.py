@@ -1,0 +1,118 @@
+"""Weight sync of adapters: the base is sent once, then each version is one message of A and B to every engine.
+
+    rank 0                                                  every engine
+      first: the base, by the weight channel  ════════════>   paused; compares checksums, writes
+      adapter, version, checksums             ────────────>   compares checksums; new requests use it
+      versions of adapters                    <────────────   must be the one just sent
+
+After the base no engine is paused: requests that run keep the version that they began with.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from rlscale.algo.checksum import checksum
+from rlscale.errors import WeightSyncError
+from rlscale.types import EngineAddress, WeightVersion
+from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightSyncReport
+from rlscale.weights.sync import WeightSync
+from rlscale.weights.transport import Weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterSource:
+    """The base of the adapters, and their configuration in peft's words."""
+
+    base_weights: Callable[[], Weights]  # a collective of all ranks
+    config: Mapping[str, Any]
+    num_kept: int = 1  # versions that the engines keep
+
+
+class AdapterSync:
+    """A `WeightChannel` for adapters. Every trainer rank calls every method; only rank 0 sends the adapters.
+
+    Args:
+        base: sends the base, whenever engines are connected: one that was restarted has the weights of its files.
+        rank: of this trainer.
+
+    Example:
+        sync = AdapterSync(make_channel(...), source=AdapterSource(base_weights=..., config={"r": 8, ...}), rank=0)
+        sync.connect([EngineAddress(name="engine 0", url="http://127.0.0.1:30000")])
+        sync.push(adapters.weights(), version=1)
+        sync.close()
+    """
+
+    def __init__(self, base: WeightSync, *, source: AdapterSource, rank: int) -> None:
+        self._base, self._source, self._rank = base, source, rank
+        self._needs_base = True
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None:
+        """See WeightSync."""
+        self._needs_base = True
+        self._base.connect(engines)
+
+    def push(self, weights: Weights, version: WeightVersion) -> WeightSyncReport:
+        """Sends the adapters as `version`, and reads back what every engine then has.
+
+        Args:
+            weights: A and B under peft's names, in full on rank 0.
+
+        Raises:
+            WeightSyncError: a tensor arrived changed, or an engine does not hold `version`; the message names it.
+            EngineError: an engine failed or did not answer in time; the message names it.
+        """
+        started = time.perf_counter()
+        # Before the base: gathering either is a collective of all ranks.
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in weights}
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        report = WeightSyncReport(version=version, num_buckets=0, num_bytes=0, seconds=0.0)
+        if self._needs_base:
+            # Before the engines resume: none of them may answer with the base alone.
+            report = self._base.push(
+                self._source.base_weights(), version, before_resume=lambda: self._send(tensors, version)
+            )
+            self._needs_base = False
+        elif self._rank == 0:
+            self._send(tensors, version)
+        return replace(
+            report,
+            num_buckets=report.num_buckets + 1,
+            num_bytes=report.num_bytes + num_bytes,
+            seconds=time.perf_counter() - started,
+        )
+
+    def close(self) -> None:
+        """See WeightSync."""
+        self._base.close()
+
+    def _send(self, tensors: Mapping[str, Tensor], version: WeightVersion) -> None:
+        if not tensors:
+            raise WeightSyncError(f"adapters of weight version {version} must have tensors, got none")
+        update = AdapterUpdate(
+            name=POLICY_ADAPTER,
+            version=str(version),
+            config=self._source.config,
+            payload=base64.b64encode(save(dict(tensors))).decode(),
+            checksums={name: checksum(tensor) for name, tensor in tensors.items()},
+            num_kept=self._source.num_kept,
+        )
+        rpc = self._base.rpc
+        rpc.call_all(lambda engine: engine.load_adapter(update))
+        # An engine that accepts an adapter and ignores it would generate with the base, or with an older version.
+        infos = rpc.call_all(lambda engine: engine.info())
+        for engine, info in zip(rpc.engines, infos, strict=True):
+            loaded = list(info.get("adapters", {}).get(POLICY_ADAPTER, ()))
+            if loaded[-1:] != [update.version] or info["weight_version"] != version:
+                raise WeightSyncError(
+                    f"{engine.address.name} must hold adapter {POLICY_ADAPTER} of version {version} after the sync, "
+                    f"got {loaded or 'none'} and weight version {info['weight_version']}; "
+                    "it still generates with other weights"
+                )
