@@ -11,37 +11,50 @@ from rlscale.observe.metrics.timers import Timers
 from rlscale.types import WeightVersion
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Running:
     """An evaluation that runs concurrently with training."""
 
     task: "asyncio.Task[dict[str, float]]"
-    version: WeightVersion
+    version: WeightVersion  # of the engines at its start
     step: int  # of its metrics
     num_done: int  # rollouts before it
+    num_versions: int = 1  # that the engines had so far
 
 
 class EvaluationSchedule:
     """Evaluates before the first rollout, at `eval.interval` and at the end of a run, and records it in `progress`.
 
-    With staleness 0 an evaluation runs between two rollouts: `run`. Otherwise it runs concurrently with generation:
-    `start`, and `finish` before the engines get other weights.
+    With staleness 0 an evaluation runs between two rollouts: `run`. Otherwise it runs concurrently with training:
+    `start`, `prepare_update` before the engines get other weights, and `collect` or `finish`.
 
-    Invariant: an evaluation measures one weight version. The training loop is the only caller.
+    Invariants: an evaluation spans at most `eval.max_weight_versions` versions, and one at a time runs. The training
+    loop is the only caller.
     """
 
     def __init__(self, config: LoopConfig, deps: LoopDeps, progress: Progress, timers: Timers) -> None:
         self._config, self._deps, self._progress, self._timers = config, deps, progress, timers
-        self._evaluator = deps.evaluator
+        self._evaluator, self._max_versions = deps.evaluator, config.run.eval.max_weight_versions
         self._running: _Running | None = None
-        self._is_overdue = False
+        # An evaluation that ran at the time of a checkpoint is repeated with the weights of the checkpoint.
+        self._is_overdue, self._has_warned = progress.evaluation_pending, False
 
     def is_due(self, num_done: int) -> bool:
-        """Whether the weights after `num_done` rollouts are evaluated: only once, if rollouts leave them unchanged."""
-        interval = self._config.run.eval.interval
-        if self._evaluator is None or not interval or self._progress.evaluated_version == self._progress.version:
+        """Whether the weights after `num_done` rollouts are evaluated: only once, if rollouts leave them unchanged.
+
+        While another one runs it is not: it starts after that, with the weights of that time.
+        """
+        interval, running = self._config.run.eval.interval, self._running
+        known = {self._progress.evaluated_version, None if running is None else running.version}
+        if self._evaluator is None or not interval or self._progress.version in known:
             return False
-        return self._is_overdue or self._config.ends_interval(interval, num_done)
+        if not self._is_overdue and not self._config.ends_interval(interval, num_done):
+            return False
+        # The next update waits for one that must not span more versions, which is then over.
+        if running is None or self._is_full(running):
+            return True
+        self._postpone()
+        return False
 
     async def run_first(self) -> None:
         """Evaluates the starting weights and reports the result at step 0."""
@@ -56,6 +69,7 @@ class EvaluationSchedule:
     async def run(self) -> dict[str, float]:
         """Metrics of the current weights. Nothing else may use the engines."""
         assert self._evaluator is not None, "only a run with an evaluator evaluates"
+        self._is_overdue = False
         self._deps.observer.phase("eval")
         with self._timers("eval"):
             metrics = await self._evaluator.run(self._progress.version, self._measured)
@@ -63,43 +77,85 @@ class EvaluationSchedule:
         return metrics
 
     def start_first(self, tasks: asyncio.TaskGroup) -> None:
-        """Starts the evaluation of the starting weights."""
+        """Starts the evaluation of the starting weights, or one that ran at the time of the checkpoint."""
         if self._wants_first:
             self.start(tasks, step=0)
+        elif self._is_overdue and self._progress.evaluated_version != self._progress.version:
+            self.start(tasks, step=max(0, self._progress.next_rollout - 1))
 
     def start(self, tasks: asyncio.TaskGroup, *, step: int) -> None:
         """Starts an evaluation of the weights that the engines hold now."""
         assert self._evaluator is not None and self._running is None, "one evaluation runs at a time"
-        self._is_overdue = False
         version = self._progress.version
         task = tasks.create_task(_timed_evaluation(self._evaluator, self._measured))
         self._running = _Running(task=task, version=version, step=step, num_done=self._progress.next_rollout)
+        self._is_overdue, self._progress.evaluation_pending = False, True
 
-    async def finish(self, *, before_update: bool = False) -> None:
-        """Waits for the running evaluation and reports it.
+    async def prepare_update(self) -> None:
+        """Lets the engines get other weights: waits for an evaluation that has `eval.max_weight_versions` already.
 
-        Args:
-            before_update: gives up an evaluation that needs an engine which comes back with the next weights only.
+        Gives up one that needs an engine which comes back with the next weights only.
         """
+        running, pool = self._running, self._deps.pool
+        if running is None or running.task.done():
+            await self.finish()
+        elif not self._is_full(running):
+            running.num_versions += 1
+        else:
+            assert pool is not None, "an evaluation has engines"
+            self._deps.observer.phase("eval")
+            with self._timers("eval_wait"):
+                is_done = await pool.wait_unless_stalled(running.task)
+            if is_done:
+                await self.finish()
+            else:
+                self._cancel(running)
+
+    async def collect(self) -> None:
+        """Reports an evaluation that is over; does not wait."""
+        if self._running is not None and self._running.task.done():
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Waits for the running evaluation and reports it."""
         running, self._running = self._running, None
         if running is None:
             return
-        pool, observer = self._deps.pool, self._deps.observer
-        assert pool is not None, "an evaluation has engines"
         if not running.task.done():
-            observer.phase("eval")
-        with self._timers("eval_wait"):
-            if before_update and not await pool.wait_unless_stalled(running.task):
-                running.task.cancel()
-                self._is_overdue = True
-                observer.warn(
-                    f"the evaluation of weight version {running.version} was cancelled, because an engine died; the "
-                    "next version is evaluated instead"
-                )
-                return
-            metrics = await running.task
+            self._deps.observer.phase("eval")
+            with self._timers("eval_wait"):
+                await asyncio.wait([running.task])
+        metrics = await running.task
         self._record(metrics, version=running.version)
-        observer.evaluated(metrics, step=running.step, num_done=running.num_done)
+        self._deps.observer.evaluated(metrics, step=running.step, num_done=running.num_done)
+
+    async def prepare_save(self) -> None:
+        """Waits for an evaluation that measures one version: a resumed run could not measure that version again.
+
+        Any other one is repeated by a resumed run, with later weights.
+        """
+        if self._max_versions == 1:
+            await self.finish()
+
+    def _is_full(self, running: _Running) -> bool:
+        return self._max_versions is not None and running.num_versions >= self._max_versions
+
+    def _cancel(self, running: _Running) -> None:
+        running.task.cancel()
+        self._running, self._is_overdue = None, True
+        self._deps.observer.warn(
+            f"the evaluation of weight version {running.version} was cancelled, because an engine died; the next "
+            "version is evaluated instead"
+        )
+
+    def _postpone(self) -> None:
+        self._is_overdue = True
+        if not self._has_warned:
+            self._has_warned = True
+            self._deps.observer.warn(
+                f"an evaluation takes longer than eval.interval={self._config.run.eval.interval}: the next ones start "
+                "when the one before them is over; evaluate less often, or fewer prompts (eval.max_examples)"
+            )
 
     @property
     def _measured(self) -> Measured:
@@ -115,6 +171,7 @@ class EvaluationSchedule:
         if self._progress.first_eval is None:
             self._progress.first_eval = reward
         self._progress.last_eval, self._progress.evaluated_version = reward, version
+        self._progress.evaluation_pending = self._is_overdue
         if stop_reward is not None and reward >= stop_reward:
             self._progress.stopped = True
 
@@ -122,5 +179,5 @@ class EvaluationSchedule:
 async def _timed_evaluation(evaluator: Evaluator | UserEvaluator, measured: Measured) -> dict[str, float]:
     timers = Timers()
     with timers("eval"):
-        metrics = await evaluator.run(measured.version, measured)
+        metrics = await evaluator.run(measured.version, measured, concurrent=True)
     return metrics | {"time/eval_s": timers.seconds["eval"]}

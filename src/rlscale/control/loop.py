@@ -10,10 +10,10 @@ k is `rollout.max_staleness`. With k = 0 the two sides alternate: rollout r star
 step r and have evaluated them. With k > 0 up to k rollouts are made ahead; a full queue blocks the producer:
 
         engines   rollout r+1, r+2, ... r+k ────────────────────┬ update ┬──> resume, or recompute, with version r + 1
-        trainer   train on r ── wait for the evaluation of r ───┤        ├──> train on r+1, save
-        engines   evaluation of version r, with the rollouts ───┘        └──> evaluation of version r + 1
+        trainer   train on r ───────────────────────────────────┤        ├──> train on r+1, save
+        engines   evaluation of version r, with the rollouts ───┘        └──> its rest, or that of version r + 1
 
-An evaluation measures one version: the next update waits for it, and generation does not.
+Nothing waits for an evaluation, unless `eval.max_weight_versions` limits the updates during it.
 """
 
 import asyncio
@@ -101,7 +101,9 @@ class TrainingLoop:
             self.progress.next_rollout = rollout.rollout_id + 1
             if self._overlaps:
                 await self._gate.open(self._rollout_version, num_unchanged=self._num_unchanged)
-                if self._evaluation.is_due(self.progress.next_rollout):
+                is_due = self._evaluation.is_due(self.progress.next_rollout)
+                # An evaluation that ended since the update leaves its successor to the next one.
+                if is_due and self._engine_version == self.progress.version:
                     self._evaluation.start(tasks, step=rollout.rollout_id)
             elif self._evaluation.is_due(self.progress.next_rollout):
                 metrics |= await self._evaluation.run()
@@ -238,6 +240,7 @@ class TrainingLoop:
             num_ranks=config.num_ranks,
             context_ranks=config.context_ranks,
             cost=config.forward_cost,
+            shares_prefixes=config.shares_prefixes,
         )
 
     def _check_result(self, result: TrainResult) -> None:
@@ -258,7 +261,7 @@ class TrainingLoop:
             if self._config.releases_engines:
                 await self._update_engines()
             return
-        await self._evaluation.finish(before_update=True)
+        await self._evaluation.collect()
         self.progress.version += 1
         num_done = self.progress.next_rollout + 1
         is_last = self.progress.stopped or num_done == self._config.num_rollouts
@@ -267,6 +270,7 @@ class TrainingLoop:
             await self._update_engines()
 
     async def _update_engines(self) -> None:
+        await self._evaluation.prepare_update()
         self._engine_version = self.progress.version
         pool = self._deps.pool
         if pool is None:
@@ -283,9 +287,12 @@ class TrainingLoop:
             pool.admit()
 
     async def _save_if_due(self, state: ProducerState) -> bool:
-        if self._checkpoints.is_due or self._is_done():
-            # A checkpoint holds the last result; and a reward above `eval.stop_reward` ends the run here.
+        if self._is_done():
+            # The last checkpoint holds the last result.
             await self._evaluation.finish()
+        elif self._checkpoints.is_due:
+            # Its result belongs to the checkpoint; and a reward above `eval.stop_reward` ends the run here.
+            await self._evaluation.prepare_save()
         if not self._checkpoints.is_due:
             return False
         self._phase("save")

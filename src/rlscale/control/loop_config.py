@@ -5,7 +5,15 @@ from typing import Any
 
 from rlscale.architectures.architecture import ForwardCost
 from rlscale.checkpoint.store import CheckpointStore
-from rlscale.config import LossType, RunConfig, TrainBackendName, UpdateMode, mixes_caches, uses_critic
+from rlscale.config import (
+    LossType,
+    RunConfig,
+    TrainBackendName,
+    UpdateMode,
+    mixes_caches,
+    shares_prefixes,
+    uses_critic,
+)
 from rlscale.config.rules import ranks_per_model
 from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.control.signals import StopRequest
@@ -31,6 +39,7 @@ class Progress:
     last_eval: float | None = None
     last_reward: float | None = None
     evaluated_version: WeightVersion | None = None
+    evaluation_pending: bool = False  # it is due or runs: a resumed run starts it again
     stopped: bool = False  # `eval.stop_reward` was reached
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,6 +130,12 @@ class LoopConfig:
     def context_ranks(self) -> int:
         """Trainer ranks that share a sample."""
         return (self.run.megatron if self._has_megatron else self.run.fsdp).context_parallel_size
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether the trainer computes a prefix once for all samples of a micro-batch that begin with it."""
+        run = self.run
+        return not self._has_megatron and shares_prefixes(run.train, run.fsdp, device=run.cluster.device)
 
     @property
     def logprob_diff_limit(self) -> float:

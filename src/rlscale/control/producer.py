@@ -147,8 +147,9 @@ class Producer:
         return len(self._buffer)
 
     def close_page(self, rollout: FinishedRollout) -> LedgerPage:
-        """Records that a rollout was trained on; the outcomes since the page before. See `Ledger`."""
-        return self._buffer.close_page(rollout.rollout_id, rollout.groups)
+        """Records that a rollout was trained on; the outcomes since the page before. After `wait_for_draws`."""
+        others = [started.collector for started in self._started]
+        return self._buffer.close_page(rollout.rollout_id, rollout.groups, others)
 
     @property
     def buffer(self) -> GroupBuffer:

@@ -93,7 +93,11 @@ class EngineRecovery:
 
     Args:
         replace: called with an engine's new address after its restart.
-        drop: called with an engine that died; ends its requests, whose connections a dead machine never closes.
+        drop: called with an engine that died, and the reason; ends its requests, whose connections a dead machine
+            never closes.
+
+    Attributes:
+        on_change: called after an engine went down or came up; other senders of requests must know it, too.
     """
 
     def __init__(
@@ -102,15 +106,18 @@ class EngineRecovery:
         servers: EngineServers,
         *,
         replace: Callable[[int, EngineAddress], None],
-        drop: Callable[[int], None] = lambda index: None,
+        drop: Callable[[int, str], None] = lambda index, reason: None,
         restarts: Restarts,
         checks: HealthChecks,
     ) -> None:
         self._trainers, self._servers, self._replace, self._drop = trainers, servers, replace, drop
         self._restarts, self._checks = restarts, checks
+        self.on_change: Callable[[], None] = lambda: None
         self._addresses: dict[int, EngineAddress] = {}
         self._version: WeightVersion | None = None  # of the trainers' weights; None while they compute the next one
         self._is_connected = False
+        self._receivers = set[int]()  # engines that the next sync brings up
+        self._leaving = set[int]()
         self._absent = set(servers.elastic)  # they have no server, and no weights are sent to them
         self._down = set(self._absent)
         self._up = asyncio.Condition()
@@ -146,7 +153,7 @@ class EngineRecovery:
         end = time.monotonic() + DEATH_TIMEOUT_S
         while index not in self._down:
             async with self._restart_lock:  # an engine found dead must not restart before `_down` has it
-                self._down.update(await self._servers.find_dead())
+                self._mark_down(*await self._servers.find_dead())
             if index not in self._down:
                 if time.monotonic() > end:
                     return False
@@ -201,16 +208,18 @@ class EngineRecovery:
 
     def hold(self, index: int) -> None:
         """Sends an engine no further requests."""
-        self._down.add(index)
+        self._leaving.add(index)
+        self._mark_down(index)
 
     async def leave(self, index: int) -> None:
         """Removes an engine; the next weights are not sent to it."""
         self._absent.add(index)
-        self._down.add(index)
+        self._leaving.discard(index)
+        self._mark_down(index)
         self._started_at.pop(index, None)
         self._addresses.pop(index, None)
         self._is_connected = False
-        self._drop(index)
+        self._drop(index, "left")
         async with self._up:
             self._up.notify_all()
 
@@ -232,8 +241,9 @@ class EngineRecovery:
         while True:
             try:
                 if not self._is_connected:
+                    # Set first: an engine that joins, leaves or restarts during the calls changes both.
+                    self._is_connected, self._receivers = True, set(self._addresses) - self._leaving
                     await self._trainers.connect(list(self._addresses.values()))
-                    self._is_connected = True
                 report = await self._trainers.sync_weights(version)
             except (WorkerError, EngineError, WeightSyncError):
                 if not await self._restart_behind_failure():
@@ -241,9 +251,19 @@ class EngineRecovery:
                 continue
             self._version = version
             async with self._up:
-                self._down = set(self._absent)
+                changes = bool(self._down & self._receivers)
+                self._down -= self._receivers
                 self._up.notify_all()
+            if changes:
+                self.on_change()
             return report
+
+    def _mark_down(self, *indices: int) -> None:
+        """Sends engines no requests until they hold the current weights, those of a sync after this one."""
+        self._receivers.difference_update(indices)
+        if not self._down.issuperset(indices):
+            self._down.update(indices)
+            self.on_change()
 
     async def _restart_behind_failure(self) -> bool:
         """Restarts the dead engine behind a failed sync; False: every engine is alive."""
@@ -269,9 +289,9 @@ class EngineRecovery:
 
     async def _restart(self, index: int, reason: str) -> None:
         name = self._servers.names[index]
-        self._down.add(index)
+        self._mark_down(index)
         self._is_connected = False
-        self._drop(index)
+        self._drop(index, reason)
         failure = WorkerError(name, reason)
         while True:
             self._restarts.allow(failure, what=name)
@@ -281,7 +301,9 @@ class EngineRecovery:
             except WorkerError as error:
                 failure = error
         self._started_at[index] = time.monotonic()
-        self._addresses[index] = address
+        # A sync that began during the restart has connected to the old address.
+        self._addresses[index], self._is_connected = address, False
+        self._mark_down(index)
         self._replace(index, address)
 
     async def _check_health(self) -> None:

@@ -1,11 +1,14 @@
 """Builds the columns of a training batch from finished groups."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlscale.data.column_buffers import ColumnBuffers
+from rlscale.images import Image
+from rlscale.teacher_scores import TeacherScores
 from rlscale.types import (
     REWARD_WEIGHTS,
     REWARDS,
@@ -75,6 +78,8 @@ def build_batch(
         trajectory_ids=np.asarray([s.index for s in samples], dtype=np.int64),
         version=version,
         routes=_routes(samples),
+        teacher=_teacher(samples),
+        images=_images(samples),
         **(_named_rewards(samples) if has_rewards else {}),
     )
 
@@ -108,6 +113,37 @@ def _named_rewards(samples: Sequence[Sample]) -> dict[str, Any]:
         "reward_names": tuple(weights),
         "reward_weights": tuple(weights.values()),
     }
+
+
+def _teacher(samples: Sequence[Sample]) -> TeacherScores | None:
+    """Logprobs of teachers behind URLs, 0 at prompts; None: the run has none. [T, ...]"""
+    first = samples[0].teacher
+    if first is None:
+        return None
+    packed: dict[str, Any] = {}
+    for name in first.columns():
+        parts = []
+        for sample in samples:
+            # A zero in place of a missing logprob would be a wrong gradient: the rollout must have all of them.
+            assert sample.teacher is not None, f"sample {sample.index} has no logprobs of the teacher"
+            column = sample.teacher.columns()[name]
+            assert len(column) == sample.response_len, f"teacher columns of sample {sample.index} differ in length"
+            parts += [np.zeros((sample.prompt_len, *column.shape[1:]), column.dtype), column]
+        packed[name] = np.concatenate(parts)
+    return TeacherScores(**packed)
+
+
+def _images(samples: Sequence[Sample]) -> tuple[tuple[Image, ...], ...]:
+    """Images of each sample, as texts that ranks on every machine can read. Equal ones are one object. [S]"""
+    if not any(sample.images for sample in samples):
+        return ()
+    # Samples of one group share their images: pickling the batch stores each object once.
+    known: dict[str, Image] = {}
+    for sample in samples:
+        for image in sample.images:
+            if image.digest not in known:
+                known[image.digest] = replace(image, uri=image.data_url())
+    return tuple(tuple(known[image.digest] for image in sample.images) for sample in samples)
 
 
 def _routes(samples: Sequence[Sample]) -> RouteIds | None:

@@ -94,7 +94,7 @@ def check_data_file(file: Path) -> Path:
     except (OSError, ValueError) as error:
         raise DataError(f"{str(file)[:200]!r} must be a file that can be read; {error}") from error
     if stat.S_ISDIR(mode):
-        raise DataError(f"{file} must be a file, got a folder; {_files_to_name(file)}")
+        raise DataError(f"{file} must be a file, got a folder; {files_to_name(file)}")
     if not stat.S_ISREG(mode):
         raise DataError(
             f"{file} must be a regular file, got a {_kind(mode)}, which can be read only once; copy it to a file: "
@@ -121,7 +121,7 @@ def _conversion(file: Path) -> str:
     return "rename it if it has one JSON object per line, else convert it"
 
 
-def _files_to_name(folder: Path) -> str:
+def files_to_name(folder: Path) -> str:
     """Advice about a folder: the glob of its data files."""
     for suffix in SUFFIXES:
         found = sorted(each.name for each in folder.glob(f"*{suffix}"))

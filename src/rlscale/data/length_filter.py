@@ -28,7 +28,8 @@ def prompt_limit(rollout: RolloutConfig, positions: int | None) -> Limit | None:
     limits = [] if longest is None else [Limit(tokens=longest, name="rollout.max_prompt_len")]
     is_external = rollout.external or rollout.engine == EngineKind.external
     # Servers that the run starts have a longer context than its requests, if the model has the positions.
-    spare = 0 if rollout.engine == EngineKind.embedded and not is_external else SGLANG_SPARE_TOKENS
+    has_all = rollout.engine in (EngineKind.embedded, EngineKind.scripted) and not is_external
+    spare = 0 if has_all else SGLANG_SPARE_TOKENS
     left = 1 + (spare if is_external else 0)
     if context is not None:
         limits.append(Limit(tokens=context - left, name=f"rollout.max_context_len minus {count_noun(left, 'token')}"))

@@ -12,11 +12,17 @@ ASSISTANT, INSTRUCTIONS = "assistant", ("system", "developer")
 STEP_MASK = "step_loss_mask"
 """Key of an answer: 0 keeps it out of the loss of supervised training."""
 
+IMAGE = "<image>"
+"""Marks the place of an image in the text of a message."""
+
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def read_messages(row: Row, value: Any, *, key: str) -> list[dict[str, Any]] | None:
+def read_messages(row: Row, value: Any, *, key: str, has_images: bool = False) -> list[dict[str, Any]] | None:
     """The messages of a row, with content parts joined to texts; None: the value is no list of messages.
+
+    Args:
+        has_images: a part that is an image becomes `<image>`.
 
     Raises:
         BadRowError: a role is unknown, or a content is no text.
@@ -27,7 +33,7 @@ def read_messages(row: Row, value: Any, *, key: str) -> list[dict[str, Any]] | N
         return None
     if not all("content" in each or each.get("tool_calls") for each in value):
         return None
-    return [_read_message(row, message, number, key) for number, message in enumerate(value, start=1)]
+    return [_read_message(row, message, (number, key, has_images)) for number, message in enumerate(value, start=1)]
 
 
 def check_prompt_messages(row: Row, messages: Sequence[Mapping[str, Any]], *, continues_answer: bool) -> None:
@@ -72,9 +78,10 @@ def is_learned(message: Mapping[str, Any]) -> bool:
     return bool(message.get(STEP_MASK, 1) in (1, None))
 
 
-def _read_message(row: Row, message: dict[str, Any], number: int, key: str) -> dict[str, Any]:
+def _read_message(row: Row, message: dict[str, Any], place: tuple[int, str, bool]) -> dict[str, Any]:
     # Parquet has every key in every message: null stands for a missing one.
     message = {name: value for name, value in message.items() if value is not None or name == "content"}
+    number, key, has_images = place
     role, content = message["role"], message.get("content")
     if role not in ROLES:
         raise row.error(
@@ -86,10 +93,10 @@ def _read_message(row: Row, message: dict[str, Any], number: int, key: str) -> d
         return message
     if content is None and role == ASSISTANT and message.get("tool_calls"):
         return message | {"content": ""}
-    return message | {"content": _join_parts(row, content, number, key)}
+    return message | {"content": _join_parts(row, content, number, key, has_images=has_images)}
 
 
-def _join_parts(row: Row, content: Any, number: int, key: str) -> str:
+def _join_parts(row: Row, content: Any, number: int, key: str, *, has_images: bool) -> str:
     """The text of content parts, as `[{"type": "text", "text": ...}]`."""
     texts: list[str] = []
     for part in content if isinstance(content, list) else [content]:
@@ -97,12 +104,14 @@ def _join_parts(row: Row, content: Any, number: int, key: str) -> str:
             texts.append(part)
         elif isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
+        elif has_images and isinstance(part, dict) and part.get("type") == "image":
+            texts.append(IMAGE)
         else:
             kind = part.get("type") if isinstance(part, dict) else None
             found = f"a part of type {kind!r:.40}" if kind else type(part).__name__
             raise row.error(
                 f"have a text or a list of text parts as content of message {number} under {key!r}, got {found}; "
-                "media are not supported",
+                "images need data.multimodal_keys",
                 reason="content is no text",
             )
     return "".join(texts)

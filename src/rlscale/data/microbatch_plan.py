@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
-from rlscale.data.bin_packing import first_fit_decreasing, karmarkar_karp
-from rlscale.data.load_balance import assign_to_ranks, sample_work
-from rlscale.types import Int64, StepPlan, TrainBatch
+from rlscale.data.bin_packing import karmarkar_karp
+from rlscale.data.prefix_tree import PrefixTree, build_prefix_tree
+from rlscale.data.step_sizes import StepSizes
+from rlscale.types import StepPlan, TrainBatch
 
 Microbatches = list[list[int]]
 
@@ -23,6 +24,7 @@ def plan_steps(
     num_ranks: int,
     context_ranks: int = 1,
     cost: ForwardCost | None = None,
+    shares_prefixes: bool = False,
 ) -> list[StepPlan]:
     """Plans each optimiser step; together the plans contain every sample of the batch exactly once.
 
@@ -37,19 +39,29 @@ def plan_steps(
     micro-batches: large ones are split, and with fewer samples than ranks some are empty. The micro-batches of a rank
     are sorted by decreasing tokens, so that concurrent ones of different ranks are similar.
 
+    With `shares_prefixes` tokens and FLOPs are those of the trees of the samples: a prefix counts once in a
+    micro-batch, and trees are only split where they do not fit or where that balances the ranks.
+
     Args:
         batch: the rollout to train on.
         config: the config group, resolved.
         num_ranks: data-parallel ranks.
         context_ranks: context-parallel ranks; a micro-batch holds `batch.max_tokens_per_gpu` tokens times this.
         cost: of the model; required with `batch.balance_data`.
+        shares_prefixes: the trainer computes a prefix once for all samples of a micro-batch.
     """
     lengths, steps = batch.lengths, []
     trainable = _num_trainable(batch)
     for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
-        sizes, ids = lengths[samples].tolist(), samples.tolist()
-        work = _work(lengths[samples], trainable[samples], config, cost)
-        ranks = _rank_microbatches(sizes, work, config, num_ranks=num_ranks, context_ranks=context_ranks)
+        assert cost is not None or not config.balance_data, "batch.balance_data needs the cost of the model"
+        sizes = StepSizes(
+            lengths[samples],
+            trainable[samples],
+            cost=cost if config.balance_data else None,
+            tree=_tree(batch, samples) if shares_prefixes else None,
+        )
+        ids = samples.tolist()
+        ranks = _rank_microbatches(sizes, config, num_ranks=num_ranks, context_ranks=context_ranks)
         scoring = _scoring_microbatches(ranks, sizes, config, context_ranks)
         has_tokens = trainable[samples] > 0
         steps.append(
@@ -88,37 +100,33 @@ def _num_distinct(ids: npt.NDArray[np.int64]) -> int:
     return int(np.count_nonzero(np.diff(np.sort(ids)))) + bool(len(ids))
 
 
-def _work(lengths_S: Int64, trainable_S: Int64, config: BatchConfig, cost: ForwardCost | None) -> list[int] | None:
-    """FLOPs of each sample, up to a factor; None: they are not balanced."""
-    if not config.balance_data:
-        return None
-    assert cost is not None, "batch.balance_data needs the cost of the model"
-    work: list[int] = sample_work(lengths_S, trainable_S, cost).tolist()
-    return work
+def _tree(batch: TrainBatch, samples: npt.NDArray[np.intp]) -> PrefixTree:
+    """Common prefixes of the samples of a step."""
+    starts, prompt_lens = batch.offsets[:-1][samples], batch.prompt_lens[samples].astype(np.int64)
+    return build_prefix_tree(batch.tokens, starts, batch.lengths[samples], prompt_lens)
 
 
 def _rank_microbatches(
-    sizes: Sequence[int], work: Sequence[int] | None, config: BatchConfig, *, num_ranks: int, context_ranks: int
+    sizes: StepSizes, config: BatchConfig, *, num_ranks: int, context_ranks: int
 ) -> list[Microbatches]:
     """The micro-batches of every rank, in equal number."""
+    indices = list(range(len(sizes.lengths)))
     if not config.use_dynamic_batch_size:
-        indices = list(range(len(sizes)))
         whole = [indices[i : i + config.micro_batch_size] for i in range(0, len(indices), config.micro_batch_size)]
         _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
-        return _distribute(whole, sizes, num_ranks, work)
+        return _distribute(whole, sizes, num_ranks, by_work=config.balance_data)
     assert config.max_tokens_per_gpu is not None, "a rule requires batch.max_tokens_per_gpu"
     capacity = config.max_tokens_per_gpu * context_ranks
-    if work is not None:
+    if config.balance_data:
         # Ranks first: packing first would fix which samples share a rank before loads are known.
-        shares = assign_to_ranks(sizes, work, num_ranks=num_ranks)
-        return _pack_ranks(shares, sizes, capacity)
-    whole = first_fit_decreasing(sizes, capacity=capacity)
+        return _pack_ranks(sizes.assign(num_ranks=num_ranks), sizes, capacity)
+    whole = sizes.pack(indices, capacity=capacity)
     _split(whole, sizes, number=-(-len(whole) // num_ranks) * num_ranks)
-    return _distribute(whole, sizes, num_ranks, None)
+    return _distribute(whole, sizes, num_ranks, by_work=False)
 
 
 def _scoring_microbatches(
-    ranks: Sequence[Microbatches], sizes: Sequence[int], config: BatchConfig, context_ranks: int
+    ranks: Sequence[Microbatches], sizes: StepSizes, config: BatchConfig, context_ranks: int
 ) -> list[Microbatches] | None:
     """The same samples on the same ranks, in micro-batches for passes without gradient; None if equal."""
     limit = config.log_probs_max_tokens_per_gpu
@@ -128,55 +136,42 @@ def _scoring_microbatches(
     return _pack_ranks(shares, sizes, limit * context_ranks)
 
 
-def _pack_ranks(shares: Iterable[Sequence[int]], sizes: Sequence[int], capacity: int) -> list[Microbatches]:
+def _pack_ranks(shares: Iterable[Sequence[int]], sizes: StepSizes, capacity: int) -> list[Microbatches]:
     """Packs each rank's samples into micro-batches of at most `capacity` tokens; in equal number, at least one."""
-    ranks = []
-    for share in shares:
-        bins = first_fit_decreasing([sizes[i] for i in share], capacity=capacity)
-        ranks.append([[share[i] for i in each] for each in bins])
+    ranks = [sizes.pack(share, capacity=capacity) for share in shares]
     number = max(1, *map(len, ranks))
     for rank in ranks:
         _split(rank, sizes, number=number)
-        rank.sort(key=lambda micro: -_tokens(micro, sizes))
+        rank.sort(key=lambda micro: -sizes.tokens(micro))
     return ranks
 
 
-def _split(microbatches: Microbatches, sizes: Sequence[int], *, number: int) -> None:
+def _split(microbatches: Microbatches, sizes: StepSizes, *, number: int) -> None:
     """Halves the largest micro-batches, then adds empty ones, until there are `number`."""
     if len(microbatches) == number:
         return
     # A heap of the micro-batches that can be split, largest first; single samples cannot.
-    heap = [(-_tokens(micro, sizes), place) for place, micro in enumerate(microbatches) if len(micro) > 1]
+    heap = [(-sizes.tokens(micro), place) for place, micro in enumerate(microbatches) if len(micro) > 1]
     heapq.heapify(heap)
     while heap and len(microbatches) < number:
         _, place = heapq.heappop(heap)
-        whole = microbatches[place]
-        halves = [[whole[i] for i in half] for half in karmarkar_karp([sizes[i] for i in whole], num_bins=2)]
+        halves = sizes.halves(microbatches[place])
         microbatches[place] = halves[0]
         microbatches.append(halves[1])
         for half_place in (place, len(microbatches) - 1):
             half = microbatches[half_place]
             if len(half) > 1:
-                heapq.heappush(heap, (-_tokens(half, sizes), half_place))
+                heapq.heappush(heap, (-sizes.tokens(half), half_place))
     microbatches += [[] for _ in range(number - len(microbatches))]
 
 
-def _distribute(
-    microbatches: Microbatches, sizes: Sequence[int], num_ranks: int, work: Sequence[int] | None
-) -> list[Microbatches]:
-    """Assigns the same number of micro-batches to each rank, sorted by decreasing tokens.
-
-    `work` None: round-robin; else by these FLOPs of the samples.
-    """
-    ordered = sorted(microbatches, key=lambda micro: -_tokens(micro, sizes))
-    if work is None:
+def _distribute(microbatches: Microbatches, sizes: StepSizes, num_ranks: int, *, by_work: bool) -> list[Microbatches]:
+    """Assigns the same number of micro-batches to each rank, sorted by decreasing tokens: round-robin, or by FLOPs."""
+    ordered = sorted(microbatches, key=lambda micro: -sizes.tokens(micro))
+    if not by_work:
         return [ordered[rank::num_ranks] for rank in range(num_ranks)]
-    costs = [_tokens(micro, work) for micro in ordered]
+    costs = [sizes.costs(micro) for micro in ordered]
     return [[ordered[i] for i in sorted(picked)] for picked in karmarkar_karp(costs, num_bins=num_ranks)]
-
-
-def _tokens(micro: Sequence[int], sizes: Sequence[int]) -> int:
-    return sum(map(sizes.__getitem__, micro))
 
 
 def _with_sample_ids(ranks: Sequence[Microbatches], ids: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:

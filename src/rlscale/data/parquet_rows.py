@@ -105,7 +105,7 @@ def first_parquet_rows(file: Path, *, start: int, max_rows: int, max_bytes: int)
 
 def _make_row(file: Path, index: int, fields: dict[str, Any]) -> Row:
     # A column of objects has every key in every row: a key that the row does not have is null.
-    return Row(index=index, place=f"{file} row {index + 1}", fields=fields)
+    return Row(index=index, place=f"{file} row {index + 1}", fields=fields, folder=file.parent)
 
 
 @contextmanager

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rlscale.config import DataConfig, OnBadRow
 from rlscale.data.conversations import Conversation, render_conversation
 from rlscale.data.length_filter import Limit
+from rlscale.data.row_images import check_markers, row_images, with_image_parts
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
+from rlscale.images import Image
+from rlscale.models.image_processor import ImageProcessor
 from rlscale.types import ConversationPart, Prompt
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class _Draft:
     label: Any
     metadata: dict[str, Any]
     turns: tuple[ConversationPart, ...] = ()
+    messages: tuple[dict[str, Any], ...] = ()
+    images: tuple[Image, ...] = ()
 
 
 class PromptReader:
@@ -82,7 +87,12 @@ class PromptReader:
         *,
         limits: ReadingLimits,
         sft_target: SftTarget | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
+        """Args:
+        processor: of the images of `data.multimodal_keys`.
+        """
+        self._processor = processor
         self._config, self._tokenizer = config, tokenizer
         self._limits, self._sft_target = limits, sft_target
 
@@ -127,17 +137,37 @@ class PromptReader:
             return DroppedRow(number=number, index=row.index, reason=f"longer than {limit.name}", limit=limit)
         if isinstance(value, str):
             return _Draft(number=number, row=row, text=value, label=label, metadata=metadata)
-        tools = row_tools(row, config)
+        tools, images = row_tools(row, config), self._images(row, value)
         try:
             if is_talk:
                 talk = self._conversation(value, tools)
-                text, turns = talk.prompt, talk.turns
+                text, turns = talk.prompt, self._expand_messages(talk, images)
             else:
                 text, turns = self._render(value, True, tools), ()
         except Exception as error:  # a template can raise any type; re-raised with the row
             rule = f"fit the chat template; {type(error).__name__}: {error}"
             raise row.error(rule, reason="does not fit the chat template") from error
-        return _Draft(number=number, row=row, text=text, label=label, metadata=metadata, turns=turns)
+        # Supervised training has its conversation in `turns`.
+        messages = () if is_talk else tuple(value)
+        return _Draft(
+            number=number,
+            row=row,
+            text=text,
+            label=label,
+            metadata=metadata,
+            turns=turns,
+            messages=messages,
+            images=images,
+        )
+
+    def _images(self, row: Row, messages: Sequence[Mapping[str, Any]]) -> tuple[Image, ...]:
+        """The images of a row, each with a place in its messages."""
+        key = (self._config.multimodal_keys or {}).get("image")
+        if self._processor is None or key is None:
+            return ()
+        images = row_images(row, key, self._processor)
+        check_markers(row, messages, len(images))
+        return images
 
     def _exceeded(self, value: str | Sequence[Mapping[str, Any]], label: Any) -> Limit | None:
         """The limit that a row exceeds by its characters alone; None: it has to be tokenised."""
@@ -158,6 +188,7 @@ class PromptReader:
         arguments = {"add_generation_prompt": generation_prompt} | self._config.apply_chat_template_kwargs
         if tools is not None:
             arguments["tools"] = tools
+        messages = messages if self._processor is None else with_image_parts(messages)
         text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, **arguments)  # type: ignore[arg-type]
         assert isinstance(text, str), "tokenize=False returns text"
         return text
@@ -182,6 +213,8 @@ class PromptReader:
         if not isinstance(token_ids, BadRowError) and not token_ids:
             rule = f"have a prompt of at least one token, got {draft.text[:60]!r}; remove the row"
             token_ids = draft.row.error(rule, reason="empty prompt")
+        elif not isinstance(token_ids, BadRowError) and self._processor is not None:
+            token_ids = self._expanded(draft, token_ids)
         if isinstance(token_ids, BadRowError):
             return self._bad(draft, token_ids)
         return Prompt(
@@ -191,7 +224,40 @@ class PromptReader:
             label=draft.label,
             metadata=draft.metadata,
             turns=draft.turns,
+            messages=draft.messages,
+            images=draft.images,
         )
+
+    def _expand_messages(self, talk: Conversation, images: Sequence[Image]) -> tuple[ConversationPart, ...]:
+        """Turns whose texts have as many placeholders for each image as it has features."""
+        if self._processor is None:
+            return talk.turns
+        layout = self._processor.layout
+        placeholder = str(self._tokenizer.convert_ids_to_tokens(layout.image_token))
+        found = sum(text.count(placeholder) for text in (talk.prompt, *(turn.text for turn in talk.turns)))
+        if found != len(images):
+            raise ValueError(
+                f"a conversation must have one placeholder for each of its {len(images)} images, got {found}"
+            )
+        left = iter(images[talk.prompt.count(placeholder) :])
+        turns = []
+        for turn in talk.turns:
+            first, *others = turn.text.split(placeholder)
+            # Each further piece follows the placeholder of one image.
+            pieces = [placeholder * layout.num_tokens(next(left).grid) + text for text in others]
+            turns.append(ConversationPart(first + "".join(pieces), turn.is_learned))
+        return tuple(turns)
+
+    def _expanded(self, draft: _Draft, token_ids: list[int]) -> list[int] | BadRowError:
+        """Tokens with as many placeholders for each image as it has features."""
+        assert self._processor is not None, "the caller has one"
+        layout, images = self._processor.layout, draft.images
+        if draft.turns:  # they have the other images
+            images = images[: token_ids.count(layout.image_token)]
+        try:
+            return list(layout.expand(token_ids, [image.grid for image in images]))
+        except ValueError as error:
+            return draft.row.error(f"have images where its text has placeholders; {error}", reason="placeholders")
 
     def _within_limits(
         self, found: Sequence[Prompt | DroppedRow], drafts: Sequence[_Draft]

@@ -13,6 +13,7 @@ from rlscale.data.prompt_reader import DroppedRow, PromptReader, ReadingLimits, 
 from rlscale.data.row_table import RowTable
 from rlscale.data.row_values import data_fields
 from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.models.image_processor import load_image_processor
 from rlscale.types import Prompt
 
 if TYPE_CHECKING:
@@ -189,7 +190,9 @@ def make_reader(
         prompt=prompt_limit(rollout, None if sft_target else positions),
         whole=_sample_limit(rollout, positions, sft_target),
     )
-    return PromptReader(config, tokenizer, limits=limits, sft_target=sft_target)
+    # The tokenizer knows the folder of the model, which has the image processor too.
+    processor = None if config.multimodal_keys is None else load_image_processor(tokenizer.name_or_path)
+    return PromptReader(config, tokenizer, limits=limits, sft_target=sft_target, processor=processor)
 
 
 def _read_all(table: RowTable, reader: PromptReader, log: DroppedRows) -> dict[int, Prompt]:

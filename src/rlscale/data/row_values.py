@@ -32,7 +32,7 @@ def prompt_value(row: Row, config: DataConfig) -> str | list[dict[str, Any]]:
                 reason="empty prompt",
             )
         return [{"role": "user", "content": value}] if config.apply_chat_template else value
-    messages = read_messages(row, value, key=config.input_key)
+    messages = read_messages(row, value, key=config.input_key, has_images=config.multimodal_keys is not None)
     if messages is None:
         raise row.error(
             f"have a string or a list of messages with `role` and `content` under {config.input_key!r}, got "
@@ -57,7 +57,7 @@ def conversation_messages(row: Row, config: DataConfig) -> list[dict[str, Any]]:
         BadRowError: the row has something else.
     """
     value = row.get(config.input_key, setting="data.input_key")
-    messages = read_messages(row, value, key=config.input_key)
+    messages = read_messages(row, value, key=config.input_key, has_images=config.multimodal_keys is not None)
     if messages is None:
         raise row.error(
             f"have a list of messages with `role` and `content` under {config.input_key!r}, got "
@@ -127,6 +127,7 @@ def row_label(row: Row, config: DataConfig) -> Any:
 def data_fields(config: DataConfig) -> tuple[str, ...]:
     """The fields of a row that the config names, with the outer field of a dotted name."""
     keys = [config.input_key, config.metadata_key, config.source_key, config.label_key, config.tool_key]
+    keys += (config.multimodal_keys or {}).values()
     named = [key for key in keys if key is not None]
     return tuple(dict.fromkeys([*named, *(key.split(".")[0] for key in named)]))
 
@@ -138,7 +139,8 @@ def _tools_entry(row: Row, config: DataConfig) -> dict[str, Any]:
 
 def _reward_entry(row: Row, config: DataConfig, metadata: dict[str, Any]) -> dict[str, Any]:
     """The reward that `data.reward_by_source` names for the source of a row; its own `rm_type` takes precedence."""
-    source = row.find(config.source_key) if config.reward_by_source else None
+    reads_source = config.reward_by_source or config.teacher_by_source
+    source = row.find(config.source_key) if reads_source else None
     if source is None:
         return {}
     found: dict[str, Any] = {} if config.source_key in metadata else {config.source_key: source}

@@ -46,6 +46,7 @@ class Row:
     index: int  # 0-based, among the rows of all files
     place: str
     fields: dict[str, Any]
+    folder: Path = Path()  # of the file, for paths in its fields
 
     def find(self, key: str) -> Any:
         """The value of a field, or of `outer.inner` within an object; None: there is none, or it is null."""
@@ -117,7 +118,7 @@ def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
         raise error(f"a JSON object, got {type(fields).__name__}; write one object per line", "no JSON object")
     if repeated:
         raise error(f"an object that has each key once, got {repeated[0]!r} twice; remove one", "duplicate keys")
-    return Row(index=index, place=place, fields=fields)
+    return Row(index=index, place=place, fields=fields, folder=file.parent)
 
 
 def no_rows(path: str) -> DataError:

@@ -7,11 +7,14 @@ from statistics import fmean
 
 from rlscale.observe.metrics.confidence import confidence_interval
 from rlscale.observe.metrics.pass_at_k import pass_rates_by_prompt
-from rlscale.types import REWARDS, Group, SampleStatus
+from rlscale.types import REWARDS, Group, Sample, SampleStatus, WeightVersion
 
 
 class SetMeasure:
     """Rewards, lengths and failures of a set. A trajectory counts once, however many samples it has.
+
+    Args:
+        spans_versions: weights may be updated during the evaluation: the metrics have the versions of its tokens.
 
     Example:
         measure = SetMeasure()
@@ -19,7 +22,9 @@ class SetMeasure:
         measure.metrics()  # {"reward_mean": 0.5, "reward_ci_low": 0.31, "reward_ci_high": 0.69, ...}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, spans_versions: bool = False) -> None:
+        self._versions: tuple[WeightVersion, WeightVersion] | None = None  # oldest and newest
+        self._spans_versions = spans_versions
         self._rewards: list[list[float]] = []  # by prompt
         self._lengths: list[int] = []  # by sample
         self._named: dict[str, list[float]] = {}
@@ -37,10 +42,20 @@ class SetMeasure:
         self._lengths += [sample.response_len for sample in group.samples]
         if rewards:
             self._rewards.append(rewards)
+        for sample in group.samples:
+            self._count_versions(sample)
         for sample in last.values():
             for name, value in sample.metadata.get(REWARDS, {}).items():
                 if isinstance(value, Real):
                     self._named.setdefault(name, []).append(float(value))
+
+    def _count_versions(self, sample: Sample) -> None:
+        # Tokens that the policy did not generate have no weights.
+        versions = sample.weight_versions[sample.loss_mask.astype(bool)]
+        if self._spans_versions and len(versions):
+            low, high = int(versions.min()), int(versions.max())
+            known = self._versions or (low, high)
+            self._versions = (min(low, known[0]), max(high, known[1]))
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name; at least one trajectory has a reward. Equal for every order of the groups."""
@@ -53,6 +68,8 @@ class SetMeasure:
             "num_prompts": float(self._num_prompts),
             "num_samples": float(len(rewards)),
         }
+        if self._versions is not None:
+            measured |= {"version_min": float(self._versions[0]), "version_max": float(self._versions[1])}
         if self._num_failed:
             measured["failed_share"] = self._num_failed / (self._num_failed + len(rewards))
         # pass@1 is reward_mean for rewards of 0 and 1, so that k starts at 2.

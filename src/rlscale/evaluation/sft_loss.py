@@ -40,10 +40,18 @@ class LabelledSet:
         num_ranks: int,
         context_ranks: int,
         cost: ForwardCost | None = None,
+        shares_prefixes: bool = False,
     ) -> LabelledSet:
         # Labels come from no weights, so that any version will do.
         batch = build_batch(groups, version=0, has_rewards=False)
-        steps = plan_steps(batch, config, num_ranks=num_ranks, context_ranks=context_ranks, cost=cost)
+        steps = plan_steps(
+            batch,
+            config,
+            num_ranks=num_ranks,
+            context_ranks=context_ranks,
+            cost=cost,
+            shares_prefixes=shares_prefixes,
+        )
         return cls(batch=batch, steps=tuple(steps))
 
 

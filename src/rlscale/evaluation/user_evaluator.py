@@ -33,13 +33,22 @@ class UserEvaluator:
     """Calls the function with the weights that the engines hold. As `Evaluator` for its callers.
 
     Args:
-        open_session: the session of an evaluation, whose engines have weights of a version.
+        open_session: the session of an evaluation, whose engines have weights from the oldest to the newest version.
+        spans_versions: weights may be updated during an evaluation that runs while the trainer works.
     """
 
-    def __init__(self, hook: UserHook, open_session: Callable[[WeightVersion], GenerateSession]) -> None:
-        self._hook, self._open_session = hook, open_session
+    def __init__(
+        self,
+        hook: UserHook,
+        open_session: Callable[[tuple[WeightVersion, WeightVersion | None]], GenerateSession],
+        *,
+        spans_versions: bool = True,
+    ) -> None:
+        self._hook, self._open_session, self._spans_versions = hook, open_session, spans_versions
 
-    async def run(self, version: WeightVersion, measured: Measured | None = None) -> dict[str, float]:
+    async def run(
+        self, version: WeightVersion, measured: Measured | None = None, *, concurrent: bool = False
+    ) -> dict[str, float]:
         """`eval/<set>/reward_mean` for every set of the function; `eval/reward_mean`, the mean over the sets.
 
         The function returns no samples, so that none are kept. Arguments as of `Evaluator.run`.
@@ -47,7 +56,8 @@ class UserEvaluator:
         Raises:
             HookError: the function failed, or returned no rewards.
         """
-        context = EvalContext(ThreadSession(self._open_session(version), asyncio.get_running_loop()))
+        newest = None if concurrent and self._spans_versions else version
+        context = EvalContext(ThreadSession(self._open_session((version, newest)), asyncio.get_running_loop()))
         found = await self._hook(version, context)
         rule = "return rewards by the name of their set"
         if not isinstance(found, Mapping) or not found:

@@ -6,6 +6,7 @@ generated, and the library's own time limit is a signal that works in a main thr
 
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from rlscale.rewards.builtin import required_label
@@ -13,6 +14,9 @@ from rlscale.rewards.last_box import last_boxed
 from rlscale.types import Sample
 
 _PERCENT = re.compile(r"\s*\\?%\s*$")
+
+_MAX_EXPONENT = 100
+"""Larger ones stay floats: an exact power may have more digits than memory."""
 
 MAX_CPU_S = 5.0
 """Processor time of one comparison. Not wall time: the load of the machine must not change rewards."""
@@ -28,7 +32,7 @@ def math_reward(sample: Sample) -> float:
     from math_verify import verify  # type: ignore[import-untyped]
 
     label = required_label(sample)
-    answer = last_boxed(sample.response)
+    answer = last_boxed(sample.answer)
     if answer is None:
         return 0.0
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
@@ -44,4 +48,21 @@ def _parse(text: str) -> list[Any]:
     extraction = [LatexExtractionConfig(boxed_match_priority=0)]
     # A percent sign is a unit, as in the evaluation of MATH; math-verify reads it only as text within a box.
     text = _PERCENT.sub("", text)
-    return list(parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None))
+    return exact_powers(parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None))
+
+
+def exact_powers(parsed: Iterable[Any]) -> list[Any]:
+    r"""Values that math-verify parsed, with decimal exponents as fractions: 2^{0.5} is \sqrt{2}.
+
+    The library reads the number 0.5 as a fraction, but keeps it as a float in an exponent, and then finds 2^{0.5} equal
+    to a label \sqrt{2} or not by the order in which it compares them.
+    """
+    from sympy import Basic, Float, Pow, Rational  # type: ignore[import-untyped]  # comes with math-verify
+
+    def is_decimal(value: Any) -> bool:
+        return isinstance(value, Pow) and isinstance(value.exp, Float) and abs(value.exp) <= _MAX_EXPONENT
+
+    def exact(value: Any) -> Any:
+        return Pow(value.base, Rational(str(value.exp)))
+
+    return [value.replace(is_decimal, exact) if isinstance(value, Basic) else value for value in parsed]

@@ -7,7 +7,7 @@ from rlscale.types import Sample
 
 def exact_match(sample: Sample) -> float:
     """1 if the response equals the label, ignoring surrounding whitespace, else 0."""
-    return float(sample.response.strip() == required_label(sample).strip())
+    return float(sample.answer.strip() == required_label(sample).strip())
 
 
 def random_reward(sample: Sample) -> float:

@@ -12,6 +12,7 @@ import logging
 import re
 from typing import Any
 
+from rlscale.rewards.boxed_math import exact_powers
 from rlscale.rewards.builtin import required_label
 from rlscale.rewards.last_box import last_boxed
 from rlscale.types import Sample
@@ -40,16 +41,16 @@ def deepscaler_reward(sample: Sample) -> float:
     Raises:
         ValueError: there is no label.
     """
-    _, mark, answer = sample.response.rpartition(_THOUGHT_END)
+    _, mark, answer = sample.answer.rpartition(_THOUGHT_END)
     if not mark:
-        parts = sample.response.split(_RESPONSE_MARK)
+        parts = sample.answer.split(_RESPONSE_MARK)
         answer = parts[1] if len(parts) > 1 else ""
     return _grade(last_boxed(answer), sample)
 
 
 def boxed_deepscaler_reward(sample: Sample) -> float:
     """As `deepscaler_reward`, of the last box of a response without any mark."""
-    return _grade(last_boxed(sample.response), sample)
+    return _grade(last_boxed(sample.answer), sample)
 
 
 def _grade(answer: str | None, sample: Sample) -> float:
@@ -121,7 +122,8 @@ def _values_are_equal(answer: str, label: str) -> bool:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
     extraction = [LatexExtractionConfig(boxed_match_priority=0)]
     found, expected = (
-        parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None) for text in (answer, label)
+        exact_powers(parse(f"\\boxed{{{text}}}", extraction_config=extraction, parsing_timeout=None))
+        for text in (answer, label)
     )
     # Without an expression the library compares texts, which has been done.
     is_parsed = all(len(each) > 1 for each in (found, expected))

@@ -28,7 +28,7 @@ def ifbench_reward(sample: Sample) -> float:
     if not isinstance(names, list) or not names:
         rule = "have instruction_id_list, a list of names, in its metadata"
         raise ValueError(f"the row must {rule}, got {names!r}; set data.metadata_key, or correct the data")
-    answer = sample.response.rsplit("</think>", 1)[-1].strip()
+    answer = sample.answer.rsplit("</think>", 1)[-1].strip()
     arguments = _arguments(row.get("kwargs"), len(names))
     checks = [_follows(str(name), given, answer) for name, given in zip(names, arguments, strict=True)]
     return float(bool(answer) and all(checks))

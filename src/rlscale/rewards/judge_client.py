@@ -1,4 +1,4 @@
-"""Client of the engines of `reward.engine`: the object that rewards get as `judge`.
+"""Client of the engines of frozen models: the object that rewards get as `judge`, and user code for a model's name.
 
     reward process ── /generate ──> the engine with the fewest requests of this process   (a judge)
                    └─ /classify ──> the same                                             (a reward model)
@@ -12,11 +12,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from rlscale.tcp_keepalive import open_socket
 from rlscale.types import EngineAddress
 
 if TYPE_CHECKING:
@@ -30,17 +31,25 @@ _logger = logging.getLogger(__name__)
 
 
 class JudgeError(Exception):
-    """An engine of `reward.engine` refused a request or gave no usable answer."""
+    """An engine of a frozen model refused a request or gave no usable answer, or there is no such model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeSpec:
-    """Engines of a judge or reward model, as a process of rewards gets them."""
+    """Engines of frozen models, as a process of rewards gets them."""
 
-    addresses: tuple[EngineAddress, ...]
+    addresses: tuple[EngineAddress, ...]  # of `reward.engine`; empty: the run has only further models
     model_path: str  # of the tokenizer
     is_embedding: bool = False
     max_concurrency: int = 1024  # open requests of one process
+    further: Mapping[str, "JudgeSpec"] = field(default_factory=dict)  # models of `sglang.frozen_models` by name
+
+    def with_addresses(self, addresses: Sequence[EngineAddress], model: str | None) -> "JudgeSpec":
+        """After an engine was restarted. `model`: see `JudgeClient.set_addresses`."""
+        if model is None:
+            return replace(self, addresses=tuple(addresses))
+        changed = replace(self.further[model], addresses=tuple(addresses))
+        return replace(self, further={**self.further, model: changed})
 
 
 class JudgeClient:
@@ -58,10 +67,38 @@ class JudgeClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: asyncio.Future[aiohttp.ClientSession] | None = None
         self._holder: asyncio.Task[None] | None = None
+        self._further = {name: JudgeClient(each) for name, each in spec.further.items()}
 
-    def set_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Replaces the addresses, after an engine was restarted."""
-        self._addresses = tuple(addresses)
+    def set_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:
+        """Replaces the addresses, after an engine was restarted.
+
+        Args:
+            model: name of a further model; None: the one of `reward.engine`.
+        """
+        if model is None:
+            self._addresses = tuple(addresses)
+        else:
+            self._further[model].set_addresses(addresses)
+
+    def model(self, name: str) -> "JudgeClient":
+        """The client of a further model of `sglang.config`.
+
+        Raises:
+            JudgeError: there is no model of this name.
+        """
+        if name not in self._further:
+            known = ", ".join(self._further) or "none"
+            raise JudgeError(f"model must name a frozen model of sglang.config ({known}), got {name}")
+        return self._further[name]
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer of an engine to a request of SGLang's API, e.g. `/generate` with `return_logprob`.
+
+        Raises:
+            JudgeError: an engine refused the request.
+        """
+        _, answer = await self._post(path, body)
+        return answer
 
     async def generate(
         self,
@@ -124,6 +161,8 @@ class JudgeClient:
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> tuple[str, Any]:
         """Name and answer of the engine that answered. Waits, and tries again, while none can be reached."""
+        if not self._addresses:
+            raise JudgeError("the run has no reward.engine; ask one of its further models: judge.model(name)")
         session = await self._open_session()
         num_rounds = 0
         while True:
@@ -163,7 +202,7 @@ class JudgeClient:
 
     async def _hold_session(self, session: "asyncio.Future[aiohttp.ClientSession]") -> None:
         # The end of the event loop cancels this task, which closes the connections. The deadline is that of the reward.
-        connector = aiohttp.TCPConnector(limit=self._spec.max_concurrency)
+        connector = aiohttp.TCPConnector(limit=self._spec.max_concurrency, socket_factory=open_socket)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as opened:
             session.set_result(opened)
             await asyncio.Event().wait()

@@ -45,7 +45,7 @@ class JudgeReward:
         config = self._config
         assert self._judge is not None, "only a process of rewards calls it"
         question = config.prompt.format(
-            prompt=sample.prompt.text, response=sample.response, label=sample.prompt.label_text or ""
+            prompt=sample.prompt.text, response=sample.answer, label=sample.prompt.label_text or ""
         )
         num_invalid = sample.metadata.get(INVALID, 0)
         answer = await self._judge.generate(

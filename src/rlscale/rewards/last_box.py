@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rlscale.types import Sample
+from rlscale.types import ANSWER, Sample
 
 
 def last_boxed(text: str) -> str | None:
@@ -29,4 +29,5 @@ class BoxedReward:
         self.func = reward  # as of a partial object, so that a caller can find out whether it is async
 
     def __call__(self, sample: Sample) -> Any:
-        return self.func(replace(sample, response=last_boxed(sample.response) or ""))
+        boxed = last_boxed(sample.answer) or ""
+        return self.func(replace(sample, response=boxed, metadata=sample.metadata | {ANSWER: boxed}))

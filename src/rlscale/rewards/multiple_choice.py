@@ -43,7 +43,7 @@ def gpqa_reward(sample: Sample) -> float:
     letters = [str(letter).upper() for letter in given]
     label = required_label(sample).strip()
     right = _right_letter(row.get("correct_letter"), label, letters, choices)
-    answer = sample.response.rsplit("</think>", 1)[-1]
+    answer = sample.answer.rsplit("</think>", 1)[-1]
     chosen = answer_letter(answer, letters)
     if chosen is not None and right is not None:
         return float(chosen == right)

@@ -6,8 +6,9 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from rlscale.protocols import Reward
+from rlscale.rewards.call_pool import PoolLimits
 from rlscale.rewards.code_place import describe_exception
-from rlscale.rewards.reward_pool import Outcome, PoolLimits, RewardPool
+from rlscale.rewards.reward_pool import Outcome, RewardPool
 from rlscale.rewards.reward_spec import RewardSpec
 from rlscale.rewards.reward_value import GradingError, RewardValue, check_value
 from rlscale.types import EngineAddress, Sample
@@ -67,10 +68,10 @@ class RewardCaller:
                 break
         return errors
 
-    def set_judge_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Replaces the addresses of the judge's engines."""
+    def set_judge_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:
+        """Replaces the addresses of engines; `model` as in `JudgeClient.set_addresses`."""
         if self._pool is not None:
-            self._pool.set_judge_addresses(addresses)
+            self._pool.set_judge_addresses(addresses, model)
 
     def close(self, *, wait: bool) -> None:
         """Ends the processes, at once if not `wait`."""

@@ -1,62 +1,25 @@
-"""Processes that score samples: a call that crashes or hangs costs its process and no other sample.
+"""Processes that score samples."""
 
-    call ──> queue ──> process (plain: one call at a time; async: up to `max_concurrency`) ──> values
-               ^                        │ exits, crashes, or misses the deadline of a call
-               └──── calls without <────┘
-                     fault
-
-The call at fault is known if it was alone in its process. Otherwise each call that was in it is a suspect: suspects run
-again in smaller sets, and at last alone.
-"""
-
-import asyncio
-import itertools
 import logging
-import time
-from collections import deque
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
-from rlscale.rewards.reward_process import RewardProcess
+from rlscale.rewards.call_pool import CallPool, PoolLimits, Reply
+from rlscale.rewards.call_process import ENDED_BY_CPU_LIMIT, ChildProgram
+from rlscale.rewards.call_server import decode_error
 from rlscale.rewards.reward_spec import RewardSpec
 from rlscale.rewards.reward_value import GradingError, RewardValue
 from rlscale.types import EngineAddress, Sample
 
 Outcome: TypeAlias = RewardValue | GradingError
 
-_SUSPECTS_SHIFT = 5
-"""Calls that were in a lost process run 2^5 times fewer at once: 1024, 32, 1."""
-
-_POLL_S = 0.25
-_EXIT_GRACE_S = 0.5
-_START_EXTRA_S = 60.0
-_CLOSE_GRACE_S = 2.0
-_MAX_FAILED_STARTS = 3
+_PROGRAM = ChildProgram(module="rlscale.rewards.reward_child", name="a reward", timeout_key="reward.timeout_s")
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolLimits:
-    """Limits of the processes that score samples."""
-
-    max_workers: int = 4  # processes of plain rewards
-    max_concurrency: int = 1024  # calls at once of async rewards
-    timeout_s: float = 600.0  # of one call
-    cancel_grace_s: float = 5.0  # for the reply of an event loop of which a call is cancelled
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Call:
-    number: int
-    samples: Sequence[Sample]
-    future: asyncio.Future[list[Outcome]]
-    tier: int = 0  # number of processes that were lost while it was in them
-    timer: asyncio.TimerHandle | None = None
-
-
 class RewardPool:
-    """Scores samples in processes. Used by one event loop at a time; `close` never waits for user code.
+    """Scores samples in processes; see `CallPool`.
 
     Example:
         pool = RewardPool(RewardSpec(config=RewardConfig(custom_path="my_reward:score")), PoolLimits())
@@ -65,227 +28,39 @@ class RewardPool:
     """
 
     def __init__(self, spec: RewardSpec, limits: PoolLimits) -> None:
-        self._spec, self._limits = spec, limits
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[int, deque[_Call]] = {}  # by tier
-        self._calls: dict[int, _Call] = {}  # in a process
-        self._processes: list[RewardProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers = itertools.count()
-        self._is_async, self._num_failed_starts = False, 0
+        self._spec, self._calls = spec, CallPool(_PROGRAM, spec, limits)
 
     async def call(self, samples: Sequence[Sample]) -> list[Outcome]:
         """The values of the samples of one call, or why there are none. Adds what the reward put into metadata."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self.close(wait=False)  # the processes of an event loop that has ended
-            self._loop = loop
-            self._spawn(self._poll())
-        call = _Call(number=next(self._numbers), samples=samples, future=loop.create_future())
-        self._enqueue(call)
-        self._dispatch()
-        return await call.future
+        reply = await self._calls.call(list(samples))
+        try:
+            return self._outcomes(samples, reply)
+        except (KeyError, TypeError, ValueError):  # user code wrote to the channel of its process
+            return [GradingError(cause="its process sent a malformed reply")] * len(samples)
 
-    def set_judge_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Sends the addresses of the judge's engines to all processes, and to those that start later."""
+    def set_judge_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:
+        """Sends the addresses of engines to all processes, and to those that start later.
+
+        `model` as in `JudgeClient.set_addresses`.
+        """
         if self._spec.judge is None:
             return
-        self._spec = replace(self._spec, judge=replace(self._spec.judge, addresses=tuple(addresses)))
-        for process in self._processes:
-            process.send_addresses(addresses)
+        self._spec = replace(self._spec, judge=self._spec.judge.with_addresses(addresses, model))
+        self._calls.spec = self._spec
+        self._calls.broadcast("engines", tuple(addresses), model)
 
     def close(self, *, wait: bool) -> None:
-        """Ends the processes.
+        """Ends the processes; see `CallPool`."""
+        self._calls.close(wait=wait)
 
-        Args:
-            wait: idle processes get a moment to close what their reward holds.
-        """
-        if self._loop is not None and not self._loop.is_closed():
-            for task in self._tasks:
-                task.cancel()
-            for call in self._calls.values():
-                if call.timer is not None:
-                    call.timer.cancel()
-        for process in self._processes:
-            process.close_channel()
-        end = time.monotonic() + _CLOSE_GRACE_S
-        for process in self._processes:
-            if wait and process.is_ready and not process.calls:
-                process.wait(max(0.0, end - time.monotonic()))
-            process.kill()
-        self._processes, self._calls, self._queues, self._tasks, self._loop = [], {}, {}, set(), None
-
-    def _enqueue(self, call: _Call) -> None:
-        self._queues.setdefault(call.tier, deque()).append(call)
-
-    def _dispatch(self) -> None:
-        """Gives queued calls to processes with room, suspects first, and starts processes for the others."""
-        for tier in sorted(self._queues, reverse=True):
-            queue = self._queues[tier]
-            while queue:
-                if queue[0].future.done():  # its caller was cancelled
-                    queue.popleft()
-                    continue
-                process = self._find_process(tier)
-                if process is None:
-                    self._start_processes(tier, len(queue))
-                    break
-                self._send(process, queue.popleft())
-
-    def _find_process(self, tier: int) -> RewardProcess | None:
-        limit = max(1, self._limits.max_concurrency >> _SUSPECTS_SHIFT * tier) if self._is_async else 1
-        for process in self._processes:
-            fits = not process.calls or (process.tier == tier and len(process.calls) < limit)
-            if process.is_ready and fits:
-                return process
-        return None
-
-    def _start_processes(self, tier: int, num_calls: int) -> None:
-        num_starting = sum(not process.is_ready for process in self._processes)
-        if not self._is_async:
-            # The first process reports whether the reward is async.
-            most = self._limits.max_workers if num_starting < len(self._processes) else 1
-        else:
-            # Async calls share one event loop; suspects get further ones.
-            most = 1 if tier == 0 and not any(process.tier for process in self._processes) else 2
-        for _ in range(min(most - len(self._processes), num_calls - num_starting)):
-            process = RewardProcess(self._spec, on_message=self._receive, on_end=self._replace)
-            self._processes.append(process)
-            start_s = self._limits.timeout_s + _START_EXTRA_S
-            asyncio.get_running_loop().call_later(start_s, self._end_if_starting, process)
-
-    def _send(self, process: RewardProcess, call: _Call) -> None:
-        process.tier = call.tier
-        process.calls.add(call.number)
-        self._calls[call.number] = call
-        call.timer = asyncio.get_running_loop().call_later(self._limits.timeout_s, self._time_out, process, call)
-        process.send_call(call.number, call.samples)
-
-    def _receive(self, process: RewardProcess, message: dict[str, Any]) -> None:
-        """Handles a message of a process."""
-        if "failed" in message:
-            error = GradingError(
-                cause=f"loading it failed: {message['failed']}",
-                place=message["place"],
-                traceback=message["traceback"],
-            )
-            self._num_failed_starts = _MAX_FAILED_STARTS  # it would fail again
-            self._lose(process, error)
-            return
-        if "is_async" in message:  # at the start, and when a plain function returns its first coroutine
-            process.is_ready, self._num_failed_starts = True, 0
-            process.is_async = self._is_async = bool(message["is_async"])
-            self._dispatch()
-            return
-        process.calls.discard(message["id"])
-        call = self._calls.pop(message["id"], None)
-        if call is not None:
-            self._finish(call, self._outcomes(call, message))
-        self._dispatch()
-
-    def _outcomes(self, call: _Call, message: dict[str, Any]) -> list[Outcome]:
-        if message.get("timed_out"):
-            return [self._late_error(message["place"])] * len(call.samples)
-        for sample, changes in zip(call.samples, message["metadata"], strict=True):
+    def _outcomes(self, samples: Sequence[Sample], reply: Reply) -> list[Outcome]:
+        if isinstance(reply, GradingError):
+            limit_s = self._spec.max_cpu_s
+            if limit_s is None or reply.cause != ENDED_BY_CPU_LIMIT:
+                return [reply] * len(samples)
+            indices = ", ".join(str(sample.index) for sample in samples)
+            _logger.warning("comparing the answer of sample %s took over %g s; it counts as wrong", indices, limit_s)
+            return [self._spec.slow_value] * len(samples)
+        for sample, changes in zip(samples, reply["metadata"], strict=True):
             sample.metadata |= changes
-        return [
-            GradingError(cause=each["error"], place=each["place"], traceback=each["traceback"])
-            if "error" in each
-            else each["value"]
-            for each in message["values"]
-        ]
-
-    def _late_error(self, place: str) -> GradingError:
-        return GradingError(cause=f"did not return within reward.timeout_s={self._limits.timeout_s:g}", place=place)
-
-    def _finish(self, call: _Call, outcomes: list[Outcome]) -> None:
-        if call.timer is not None:
-            call.timer.cancel()
-        if not call.future.done():
-            call.future.set_result(outcomes)
-
-    def _time_out(self, process: RewardProcess, call: _Call) -> None:
-        if not process.is_async:
-            self._spawn(self._end_late(process))
-            return
-        # Replied at once, unless user code blocks the event loop.
-        process.send_cancel(call.number)
-        loop = asyncio.get_running_loop()
-        call.timer = loop.call_later(self._limits.cancel_grace_s, lambda: self._spawn(self._end_late(process)))
-
-    async def _end_late(self, process: RewardProcess) -> None:
-        if process.is_ending:
-            return  # several calls of one event loop are late at once
-        process.is_ending = True
-        place = await process.stack_place()
-        if process in self._processes:
-            self._lose(process, self._late_error(place))
-
-    def _end_if_starting(self, process: RewardProcess) -> None:
-        if process in self._processes and not process.is_ready:
-            self._lose(process, GradingError(cause="loading it did not end within the time limit"))
-
-    def _replace(self, process: RewardProcess) -> None:
-        """Handles a process that has ended by itself."""
-        self._spawn(self._lose_ended(process))
-
-    async def _lose_ended(self, process: RewardProcess) -> None:
-        # The channel closes before the exit code is known.
-        for _ in range(int(_EXIT_GRACE_S / 0.01)):
-            if not process.is_running:
-                break
-            await asyncio.sleep(0.01)
-        self._lose(process, None)
-
-    def _lose(self, process: RewardProcess, error: GradingError | None) -> None:
-        """Ends a process. Its only call has failed; of several calls each runs again.
-
-        Args:
-            error: why it ends. None: it has ended by itself.
-        """
-        if process not in self._processes:
-            return
-        self._processes.remove(process)
-        process.kill()
-        calls = [self._calls.pop(number) for number in sorted(process.calls)]
-        if not process.is_ready:
-            self._fail_start(error or process.describe_end())
-        elif len(calls) == 1:
-            self._finish(calls[0], self._lost_outcomes(process, calls[0], error))
-        else:
-            for call in calls:
-                if call.timer is not None:
-                    call.timer.cancel()
-                call.tier += 1
-                self._enqueue(call)
-        self._dispatch()
-
-    def _lost_outcomes(self, process: RewardProcess, call: _Call, error: GradingError | None) -> list[Outcome]:
-        limit_s = self._spec.max_cpu_s
-        if limit_s is None or not process.ended_by_cpu_limit:
-            return [error or process.describe_end()] * len(call.samples)
-        indices = ", ".join(str(sample.index) for sample in call.samples)
-        _logger.warning("comparing the answer of sample %s took over %g s; it counts as wrong", indices, limit_s)
-        return [self._spec.slow_value] * len(call.samples)
-
-    def _fail_start(self, error: GradingError) -> None:
-        """After several failed starts every waiting call fails: it would wait forever."""
-        self._num_failed_starts += 1
-        if self._num_failed_starts < _MAX_FAILED_STARTS:
-            return
-        self._num_failed_starts = 0
-        waiting = [call for queue in self._queues.values() for call in queue]
-        self._queues.clear()
-        for call in waiting:
-            self._finish(call, [error] * len(call.samples))
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            for process in list(self._processes):
-                process.check_alive()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        return [decode_error(each) if "error" in each else each["value"] for each in reply["values"]]

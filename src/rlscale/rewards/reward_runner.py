@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rlscale.errors import RewardError
+from rlscale.rewards.call_pool import PoolLimits
 from rlscale.rewards.reward_caller import RewardCaller
-from rlscale.rewards.reward_pool import PoolLimits
 from rlscale.rewards.reward_spec import RewardFunctions, RewardSpec, RunReward
 from rlscale.rewards.reward_value import GradingError, RewardValue, find_wrong_value, name_values, select_value
 from rlscale.rewards.waiting_rewards import WaitingRewards
@@ -85,10 +85,10 @@ class RewardRunner:
         for caller in self._callers.values():
             caller.close(wait=wait)
 
-    def set_judge_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Replaces the addresses of the judge's engines after one was restarted."""
+    def set_judge_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:
+        """Replaces the addresses of engines after one was restarted; `model` as in `JudgeClient.set_addresses`."""
         for caller in self._callers.values():
-            caller.set_judge_addresses(addresses)
+            caller.set_judge_addresses(addresses, model)
 
     async def score(
         self,
@@ -176,7 +176,7 @@ def describe_sample(sample: Sample, *, source: str, name: str = "") -> str:
     """
     prompt = sample.prompt
     label = "no label" if prompt.label_text is None else f"label {_end_of(prompt.label_text)}"
-    texts = f"prompt {_end_of(prompt.text)}, {label}, answer {_end_of(sample.response)}"
+    texts = f"prompt {_end_of(prompt.text)}, {label}, answer {_end_of(sample.answer)}"
     reward = f"reward {name}" if name else "reward"
     return f"{reward} of sample {sample.index} (row {prompt.index + 1} of {source}, {texts})"
 

@@ -37,7 +37,7 @@ def f1_reward(sample: Sample) -> float:
     Raises:
         ValueError: there is no label.
     """
-    found, expected = _words(sample.response), _words(required_label(sample))
+    found, expected = _words(sample.answer), _words(required_label(sample))
     if found != expected and not _CLOSED_ANSWERS.isdisjoint((" ".join(found), " ".join(expected))):
         return 0.0
     num_common = (Counter(found) & Counter(expected)).total()
@@ -54,13 +54,13 @@ def dapo_reward(sample: Sample) -> dict[str, Any]:
     Raises:
         ValueError: there is no label, or it is no integer.
     """
-    lines = _ANSWER_LINE.findall(sample.response[-MAX_DAPO_CHARS:])
+    lines = _ANSWER_LINE.findall(sample.answer[-MAX_DAPO_CHARS:])
     return _compare_integers(lines[-1] if lines else None, sample)
 
 
 def boxed_dapo_reward(sample: Sample) -> dict[str, Any]:
     r"""As `dapo_reward`, of the text in the last \boxed{...} instead of the last line."""
-    return _compare_integers(last_boxed(sample.response), sample)
+    return _compare_integers(last_boxed(sample.answer), sample)
 
 
 def _compare_integers(answer: str | None, sample: Sample) -> dict[str, Any]:

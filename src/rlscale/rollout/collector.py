@@ -34,7 +34,8 @@ class Collector:
 
     Args:
         draw: the next prompts, as groups without finished samples; with None, those of a fixed rollout.
-        make: generates and grades a group.
+        make: generates and grades a group of this collector, which it must not hold: a cycle would keep the samples
+            until a full garbage collection, and those are rare.
         judge: the reason to drop a finished group; None: it is kept. It may have to be awaited.
         drop: called once for each group that is dropped, with the reason.
         stop: aborts the requests of groups, so that `make` returns them unfinished.
@@ -50,7 +51,7 @@ class Collector:
         settings: CollectSettings,
         *,
         draw: Callable[[int | None], Awaitable[Sequence[Group]]],
-        make: Callable[[Group], Awaitable[Group]],
+        make: Callable[[Group, Collector], Awaitable[Group]],
         judge: Callable[[Group], str | Awaitable[str | None] | None],
         drop: Callable[[Group, str], None],
         stop: Callable[[Sequence[int]], Awaitable[None]],
@@ -123,7 +124,7 @@ class Collector:
 
     async def _make_and_judge(self, group: Group) -> tuple[Group, str | None]:
         """A group, and the reason to drop it if it is finished."""
-        made = await self._make(group)
+        made = await self._make(group, self)
         if (self.is_stopping or self._settings.in_rounds) and not made.is_finished:
             return made, None
         reason = self._judge(made)

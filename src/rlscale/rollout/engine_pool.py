@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import Engine
+from rlscale.rewards import JudgeClient
 from rlscale.types import Generation, SamplingParams, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,16 @@ class DeadEngineHandler(Protocol):
     async def recover(self, index: int) -> bool:
         """Returns True once a dead engine is up again, False when it was not dead."""
         ...
+
+
+class RequestGate(Protocol):
+    """Another sender of requests to the same engines: the gateway, whose requests must not see an update either."""
+
+    async def pause(self, *, waits_idle: bool) -> None:
+        """Holds new requests back; with `waits_idle` it returns when none is running."""
+        ...
+
+    async def resume(self) -> None: ...
 
 
 class EnginePool:
@@ -58,8 +69,12 @@ class EnginePool:
         self._admits.set()
         self._idle.set()
         self._stalled, self._num_stalled = asyncio.Event(), 0
+        self._stalls_gateway = False
+        self.gateway: RequestGate | None = None  # of the run's agents
+        self._resuming: asyncio.Future[None] | None = None
         # URLs of the engines that released the memory of weights or cache; a new pool takes over those of an earlier
         # one. By URL, not by index: a restarted engine has another one, and all its memory.
+        self.models: JudgeClient | None = None  # frozen models, for user code that generates
         self.released: dict[str, set[str]] = {"weights": set(), "kv_cache": set()}
 
     async def generate(
@@ -114,6 +129,16 @@ class EnginePool:
         """The engines without those that have left or do not exist yet."""
         return [engine for index, engine in enumerate(self.engines) if index not in self._absent]
 
+    def set_gateway_stall(self, is_stalled: bool) -> None:
+        """Notes whether the gateway has no engine for its requests, see `wait_unless_stalled`."""
+        self._stalls_gateway = is_stalled
+        self._update_stalled()
+
+    @property
+    def up(self) -> list[Engine]:
+        """The engines that may get requests: those that hold the current weights."""
+        return [self.engines[index] for index in self._find_up() if index not in self._absent]
+
     def remove(self, index: int) -> None:
         """Removes an engine that has left; requests that it still holds fail, and are retried."""
         self._absent.add(index)
@@ -141,14 +166,18 @@ class EnginePool:
     async def drain(self) -> None:
         """Holds new requests back until `admit`, and returns when no request is running."""
         self._admits.clear()
+        await self._pause_gateway()
         await self._idle.wait()
 
     def admit(self) -> None:
         """Admits requests again, in the order of their arrival."""
         self._admits.set()
+        if self.gateway is not None:
+            self._resuming = asyncio.ensure_future(self.gateway.resume())
 
     async def release_memory(self) -> None:
         """Releases the memory of weights and cache on every engine. No request may be running."""
+        await self._pause_gateway()
         indices = [index for index in range(len(self.engines)) if index not in self._absent]
         await asyncio.gather(*[self._release(index) for index in indices])
 
@@ -157,6 +186,9 @@ class EnginePool:
         urls = [engine.address.url for engine in self.engines]
         await asyncio.gather(*[self._resume(i, tag) for i, url in enumerate(urls) if url in self.released[tag]])
         self.released[tag].clear()
+        # A drain that is still on is ended by `admit`.
+        if tag == "kv_cache" and self.gateway is not None and self._admits.is_set():
+            await self.gateway.resume()
 
     async def abort_requests(self, rids: Collection[str]) -> None:
         """Aborts the running requests whose id is, or begins with, one of `rids` and a dash."""
@@ -172,16 +204,25 @@ class EnginePool:
         for engine in (*self.engines, *self._retired):
             await engine.close()
 
+    async def _pause_gateway(self) -> None:
+        if self.gateway is None:
+            return
+        if self._resuming is not None:
+            await self._resuming  # an earlier one that comes late would end this pause
+        await self.gateway.pause(waits_idle=True)
+
     def _may_hold(self, index: int) -> list[Engine]:
         """The engines that may hold a request that was sent by the client `index`."""
         return self.present if self._routed else [self.engines[index]]
 
     def _choose(self) -> int:
         """The engine with the fewest samples in flight, among those that are up if there are any."""
+        present = [i for i in range(len(self.engines)) if i not in self._absent]
+        return min(self._find_up() or present, key=self._in_flight.__getitem__)
+
+    def _find_up(self) -> Sequence[int]:
         handler, indices = self._handler, range(len(self.engines))
-        up = indices if handler is None else [i for i in indices if not handler.is_down(i)]
-        present = [i for i in indices if i not in self._absent]
-        return min(up or present, key=self._in_flight.__getitem__)
+        return indices if handler is None else [i for i in indices if not handler.is_down(i)]
 
     async def _send(
         self, index: int, token_ids: Sequence[int], params: SamplingParams, *, n: int, rid: str
@@ -218,13 +259,18 @@ class EnginePool:
         if self._handler is None:
             return False
         self._num_stalled += 1
-        self._stalled.set()
+        self._update_stalled()
         try:
             return await self._handler.recover(index) or self.engines[index] is not engine
         finally:
             self._num_stalled -= 1
-            if not self._num_stalled:
-                self._stalled.clear()
+            self._update_stalled()
+
+    def _update_stalled(self) -> None:
+        if self._num_stalled or self._stalls_gateway:
+            self._stalled.set()
+        else:
+            self._stalled.clear()
 
     async def _resume(self, index: int, tag: str) -> None:
         engine = self.engines[index]

@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlscale.config import RunConfig
+from rlscale.protocols import SessionAccess
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.timeline import MIN_GAP_S, SpanKind, Timelines, Track, clock_s
 from rlscale.types import Generation, SamplingParams, WeightVersion, fit_context
@@ -34,6 +35,7 @@ class GenerateSession:
     round_tokens: int | None = None  # of one answer; a longer one is returned as aborted
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set at the end of the rollout
     track: Track | None = None  # timelines of the trajectories that requests are for; None: not recorded
+    access: SessionAccess | None = None  # of the gateway, for an agent; None: there is no gateway
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams | None = None) -> Generation:
         """One answer to `token_ids`.
@@ -53,6 +55,8 @@ class GenerateSession:
         """`n` answers to `token_ids`; answer j uses the seed of the parameters + j."""
         began_s = clock_s()
         answers = await self._request(token_ids, n=n, params=params)
+        interval_s = (began_s, clock_s())
+        answers = [replace(each, interval_s=interval_s) for each in answers if each.engine != NO_ENGINE] or answers
         if self.track is not None and answers[0].engine != NO_ENGINE:
             sent_s, end_s = began_s + max(each.queued_s for each in answers), clock_s()
             if sent_s - began_s > MIN_GAP_S:
@@ -74,6 +78,11 @@ class GenerateSession:
         cut = replace(fitting, max_new_tokens=limit, min_new_tokens=min(fitting.min_new_tokens, limit))
         answers = await self.pool.generate(token_ids, cut, n=n, rid=self.rid, oldest=oldest, newest=newest)
         return [replace(each, finish_reason="abort") if each.finish_reason == "length" else each for each in answers]
+
+    @property
+    def gateway(self) -> Any:
+        """Client of the run's gateway, which opens sessions for agents that know a URL; None: the run has none."""
+        return self.pool.gateway
 
     def continued(self, num_tokens: int) -> SamplingParams:
         """Parameters for the rest of an answer that was aborted after `num_tokens`."""

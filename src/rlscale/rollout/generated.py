@@ -13,6 +13,7 @@ from rlscale.rollout.group_age import max_lag
 from rlscale.rollout.group_filters import GroupFilters
 from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
 from rlscale.rollout.prompt_schedule import PromptSchedule
+from rlscale.rollout.teacher_grading import TeacherGrading
 from rlscale.types import Group, Prompt, RouteShape, SamplingParams, WeightVersion
 
 
@@ -68,6 +69,10 @@ class GeneratedRollouts:
             is_filled=self._filters.fills_rollouts,
             keeps_dropped=sampling.all_samples_process_path is not None,
         )
+
+    def set_teachers(self, teachers: TeacherGrading | None) -> None:
+        """Sets the teachers whose logprobs samples get; None: no distillation from a server."""
+        self._generator.teachers = teachers
 
     def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
         """The next prompts with the indices of their groups, which count over the run. None: a whole rollout."""

@@ -42,6 +42,8 @@ class GroupBuffer:
         self._source, self._ledger, self._user_rollout = source, Ledger(), user_rollout
         self._timelines = timelines
         self._groups: dict[int, Group] = {}
+        # Trajectories of groups without an outcome: a source may know only the groups of its last rollout.
+        self._ids: dict[int, Sequence[int]] = {}
         self._since_s: dict[int, float] = {}  # times at which groups came into the buffer
         self._is_used = False
         # Rollouts draw one after another, also while a buffer filter runs in a thread: fair, in the order of the calls.
@@ -65,39 +67,42 @@ class GroupBuffer:
             make: generates a group; see `Collector`.
             versions: oldest and newest weights that engines may have, for requests of a user's rollout function.
         """
-        collector: AnyCollector
         if self._user_rollout is not None:
-            collector = UserCollector(
+            return UserCollector(
                 rollout_id,
                 self._user_rollout,
                 versions=versions,
                 draw=lambda number: self._draw(rollout_id, number),
-                make=lambda group: make(group, collector),
+                make=make,
                 drop=self._drop_drawn,
             )
-            return collector
-        collector = Collector(
+        return Collector(
             self._source.settings,
             draw=lambda number: self._draw(rollout_id, number),
-            make=lambda group: make(group, collector),
+            make=make,
             judge=self._source.reason_to_drop,
             drop=self._drop,
             stop=self._source.stop,
         )
-        return collector
 
     def close_collector(self, collector: AnyCollector) -> None:
         """Takes over the groups of a complete rollout that belong to the next one."""
         self._groups |= {group.index: group for group in collector.pop_surplus()}
         self._note_times()
 
-    def close_page(self, rollout_id: int, groups: Sequence[Group]) -> LedgerPage:
-        """Records that groups were trained on; the outcomes since the page before. See `Ledger`.
+    def close_page(
+        self, rollout_id: int, groups: Sequence[Group], collectors: Sequence[AnyCollector] = ()
+    ) -> LedgerPage:
+        """Records that groups were trained on; the outcomes since the page before. After `wait_for_draws`.
+
+        Args:
+            collectors: of the other rollouts that were not trained on.
 
         Raises:
-            CheckError: a trajectory has an outcome already.
+            CheckError: a trajectory has an outcome already, or is lost. See `Ledger`.
         """
         self._record(groups, TRAINED)
+        self._ledger.check_open(each for group in self._pending(collectors) for each in self._ids.get(group.index, ()))
         self._source.observe(groups)
         return self._ledger.close_page(rollout_id)
 
@@ -125,8 +130,12 @@ class GroupBuffer:
         Args:
             collectors: of the rollouts that were not trained on.
         """
+        return self._source.state_dict(), sorted(self._pending(collectors), key=lambda group: group.index)
+
+    def _pending(self, collectors: Sequence[AnyCollector]) -> list[Group]:
+        """Groups without an outcome: in flight, finished, and in the buffer."""
         pending = [group for collector in collectors for group in collector.pending()]
-        return self._source.state_dict(), sorted([*pending, *self._groups.values()], key=lambda group: group.index)
+        return [*pending, *self._groups.values()]
 
     async def _draw(self, rollout_id: int, number: int | None) -> list[Group]:
         """The next groups: those of the buffer, then new prompts. None: all prompts of a fixed rollout."""
@@ -150,9 +159,10 @@ class GroupBuffer:
 
     def _open(self, groups: Sequence[Group]) -> None:
         for group in groups:
-            self._ledger.open(self._source.trajectory_ids(group.index))
+            ids = self._ids[group.index] = self._source.trajectory_ids(group.index)
+            self._ledger.open(ids)
             if self._timelines is not None:
-                self._timelines.open(self._source.trajectory_ids(group.index))
+                self._timelines.open(ids)
 
     def _note_times(self) -> None:
         """Sets the times of groups that are new in the buffer, and drops those of groups that have left it."""
@@ -166,7 +176,7 @@ class GroupBuffer:
 
     def _drop_drawn(self, group: Group, reason: str) -> None:
         """Drops a group as it was drawn: usually without samples."""
-        ids = self._source.trajectory_ids(group.index)
+        ids = self._ids.pop(group.index)
         self._ledger.record(f"dropped/{reason}", list(ids))
         if self._timelines is not None:
             self._timelines.forget(ids)
@@ -174,6 +184,7 @@ class GroupBuffer:
     def _record(self, groups: Sequence[Group], outcome: str) -> None:
         """Gives the trajectories of groups an outcome; failed ones have their own."""
         for group in groups:
+            self._ids.pop(group.index, None)
             if self._timelines is not None:
                 self._timelines.close(group, outcome)
             for sample in group.failed:

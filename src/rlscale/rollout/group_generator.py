@@ -18,6 +18,7 @@ import numpy as np
 from rlscale.errors import EngineError
 from rlscale.rollout.generate_session import GenerateSession, SessionFactory
 from rlscale.rollout.grading import Scorer, grade_group
+from rlscale.rollout.teacher_grading import TeacherGrading
 from rlscale.rollout.timeline import SpanKind, Track, clock_s
 from rlscale.trajectory import Trajectory, trajectory_from_samples
 from rlscale.types import (
@@ -32,10 +33,15 @@ from rlscale.types import (
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S = 0.5
-"""Wait before the first retry; it doubles."""
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+"""Wait before the first retry, which doubles, and its limit."""
 
 _UNFINISHED = (SampleStatus.pending, SampleStatus.aborted)
+
+
+def _backoff_s(attempt: int) -> float:
+    """The wait after a failed attempt, counted from 0."""
+    return min(MAX_BACKOFF_S, BACKOFF_S * 2.0**attempt)
 
 
 class Generate(Protocol):
@@ -72,6 +78,7 @@ class GroupGenerator:
     def __init__(self, sessions: SessionFactory, rewards: Scorer, settings: GroupSettings) -> None:
         self._sessions, self._rewards, self._settings = sessions, rewards, settings
         self._timelines = sessions.timelines
+        self.teachers: TeacherGrading | None = None  # whose logprobs samples get
 
     async def run(
         self,
@@ -107,6 +114,8 @@ class GroupGenerator:
                 _mask_earlier_versions(sample)
         key, source = self._settings.reward_key, self._settings.source
         await grade_group(group, self._rewards, timelines=self._timelines, key=key, source=source)
+        if self.teachers is not None:
+            await self.teachers.grade(group)
         return group
 
     def _trajectories(self, index: int, prompt: Prompt, before: Group | None) -> list[Trajectory]:
@@ -146,7 +155,7 @@ class GroupGenerator:
         await asyncio.gather(*calls)
 
     async def _generate_all(self, trajectories: Sequence[Trajectory], session: GenerateSession) -> None:
-        params = replace(session.params, sampling_seed=trajectories[0].seed)
+        params = replace(session.params, sampling_seed=trajectories[0].seed, images=trajectories[0].prompt.images)
         if trajectories[0].seed != session.params.sampling_seed or len(trajectories) < self._settings.num_samples:
             session = replace(session, rid=f"{session.rid}-{trajectories[0].id}")
         session = replace(session, track=self._track(trajectories))
@@ -160,7 +169,8 @@ class GroupGenerator:
 
     async def _continue(self, trajectory: Trajectory, session: GenerateSession) -> None:
         own = replace(session, rid=f"{session.rid}-{trajectory.id}", track=self._track([trajectory]))
-        params = replace(session.continued(trajectory.num_sampled), sampling_seed=trajectory.seed)
+        params = session.continued(trajectory.num_sampled)
+        params = replace(params, sampling_seed=trajectory.seed, images=trajectory.images())
 
         async def request() -> None:
             trajectory.add_generation(await own.generate(trajectory.token_ids(), params))
@@ -178,14 +188,14 @@ class GroupGenerator:
             if attempt < self._settings.max_retries:
                 log.info("group %d is requested again: %s", trajectories[0].group_index, failure.message)
                 self._track(trajectories).retry()
-                await asyncio.sleep(BACKOFF_S * 2**attempt)
+                await asyncio.sleep(_backoff_s(attempt))
         for trajectory in trajectories:
             trajectory.failure, trajectory.status = failure, SampleStatus.failed
 
     async def _generate_with(self, generate: Generate, trajectory: Trajectory, session: GenerateSession) -> None:
         own = replace(
             session,
-            params=replace(session.params, sampling_seed=trajectory.seed),
+            params=replace(session.params, sampling_seed=trajectory.seed, images=trajectory.prompt.images),
             rid=f"{session.rid}-{trajectory.id}",
             track=self._track([trajectory]),
         )
@@ -203,7 +213,7 @@ class GroupGenerator:
                 log.info("trajectory %d starts again: %s", trajectory.id, failure.message)
                 self._track([trajectory]).retry()
                 trajectory.restart()
-                await asyncio.sleep(BACKOFF_S * 2**attempt)
+                await asyncio.sleep(_backoff_s(attempt))
         trajectory.failure, trajectory.status = failure, SampleStatus.failed
 
     def _track(self, trajectories: Sequence[Trajectory]) -> Track:

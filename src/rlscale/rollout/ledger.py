@@ -37,12 +37,14 @@ class LedgerPage:
 class Ledger:
     """Outcomes of trajectories. Called by the event loop alone.
 
-    Invariants: a trajectory is opened before it gets an outcome, and gets one outcome.
+    Invariants: a trajectory is opened before it gets an outcome, and gets one outcome; an open one is held by the
+    buffer or by a rollout (`check_open`, at the end of each step).
 
     Example:
         ledger.open([0, 1, 2, 3])
         ledger.record("failed/grader", [3])
         ledger.record("trained", [0, 1, 2])
+        ledger.check_open([])
         page = ledger.close_page(rollout_id=0)
     """
 
@@ -67,6 +69,23 @@ class Ledger:
         self._open.difference_update(ids)
         if ids:
             self._outcomes.setdefault(outcome, []).extend(ids)
+
+    def check_open(self, pending: Iterable[int]) -> None:
+        """Compares the open trajectories with those that wait or are generated: none is lost.
+
+        Raises:
+            CheckError: a trajectory without an outcome is nowhere, or one with an outcome still waits.
+        """
+        found = set(pending)
+        if found == self._open:
+            return
+        lost, decided = sorted(self._open - found), sorted(found - self._open)
+        texts = [f"{len(lost)} that are in no rollout and not in the buffer: {lost[:10]}"] if lost else []
+        texts += [f"{len(decided)} that wait although they have an outcome: {decided[:10]}"] if decided else []
+        raise CheckError(
+            f"ledger: trajectories without an outcome must wait or be generated, got {' and '.join(texts)}; a function "
+            "of the user must not remove samples from a group: a filter returns its verdict"
+        )
 
     def close_page(self, rollout_id: int) -> LedgerPage:
         """Returns the outcomes since the page before, and begins the next page."""

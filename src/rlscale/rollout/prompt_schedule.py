@@ -18,6 +18,7 @@ from typing import Any
 
 from rlscale.config import SamplingConfig, ScheduleName
 from rlscale.config.groups.sampling import TAIL_SHARE
+from rlscale.images import build_images
 from rlscale.protocols import PromptSource
 from rlscale.types import ConversationPart, Group, Prompt
 
@@ -164,4 +165,7 @@ class PromptSchedule:
 
 def _to_prompt(fields: Mapping[str, Any]) -> Prompt:
     turns = tuple(ConversationPart(*turn) for turn in fields["turns"])
-    return Prompt(**{**fields, "token_ids": tuple(fields["token_ids"]), "turns": turns})
+    messages = tuple(fields.get("messages", ()))
+    images = build_images(fields.get("images", ()))
+    tuples = {"token_ids": tuple(fields["token_ids"]), "turns": turns, "messages": messages, "images": images}
+    return Prompt(**{**fields, **tuples})

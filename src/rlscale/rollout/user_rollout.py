@@ -71,7 +71,7 @@ class UserCollector:
         *,
         versions: Versions,
         draw: Callable[[int], Awaitable[Sequence[Group]]],
-        make: Callable[[Group], Awaitable[Group]],
+        make: Callable[[Group, UserCollector], Awaitable[Group]],
         drop: Callable[[Group, str], None],
     ) -> None:
         self._rollout_id, self._user, self._versions = rollout_id, user, versions
@@ -131,7 +131,7 @@ class UserCollector:
 
     async def generate(self, group: Group) -> Group:
         """See RolloutContext."""
-        return await self._make(group)
+        return await self._make(group, self)
 
     def _checked(self, found: Any) -> list[Group]:
         hook, rule = self._user.hook, f"return {self.num_groups} groups that it drew, each once"

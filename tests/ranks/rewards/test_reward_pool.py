@@ -39,7 +39,10 @@ def score(sample):
         if os.fork() == 0:
             time.sleep(1000)
         os._exit(7)
-    if kind == "close all": os.closerange(0, 100)
+    if kind == "close all": os.closerange(0, 5000)
+    if kind == "close output":
+        sys.stdout.close()
+        os.close(2)
     if kind == "big": return 10**400
     if kind == "print":
         for _ in range(30_000): print("x" * 100)
@@ -126,6 +129,7 @@ OUTCOMES = {
     "fork": 2.0,
     "fork and exit": "failed: its process exited with code 7",
     "close all": "failed: its process ended",
+    "close output": 1.0,
     "big": f"must be a finite number, got 1{'0' * 79}...; return a float from the reward",
     "print": 4.0,
     "nan": "must be a finite number, got nan; return a float from the reward",
@@ -146,9 +150,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def open_runner(name: str, *, timeout_s: float = 600.0, max_retries: int = 0) -> Iterator[RewardRunner]:
+def open_runner(
+    name: str, *, timeout_s: float = 600.0, max_retries: int = 0, max_workers: int = 2
+) -> Iterator[RewardRunner]:
     spec = RewardSpec(config=RewardConfig(custom_path=f"rewards_of_test:{name}"), custom={"bonus": 4.5})
-    limits = PoolLimits(max_workers=2, timeout_s=timeout_s, cancel_grace_s=0.5)
+    limits = PoolLimits(max_workers=max_workers, timeout_s=timeout_s, cancel_grace_s=0.5)
     with RewardRunner(spec, limits=limits, max_retries=max_retries, backoff_s=0.01) as runner:
         yield runner
 
@@ -177,6 +183,15 @@ def test_all_that_user_code_does_concerns_its_sample_alone(folder: Path, make_sa
         failures = asyncio.run(runner.score(samples))
     assert outcomes(samples, failures) == OUTCOMES
     assert samples[list(OUTCOMES).index("metadata")].metadata == {"seen": {"words": [1, 2]}}
+
+
+def test_a_reward_that_closes_its_output_silences_no_other_sample(
+    folder: Path, make_sample: Callable[..., Sample], capfd: pytest.CaptureFixture[str]
+) -> None:
+    samples = [make_sample(kind, index=i) for i, kind in enumerate(["close output", "print"])]
+    with open_runner("score", max_workers=1) as runner:
+        assert asyncio.run(runner.score(samples)) == {}
+    assert "x" * 100 in capfd.readouterr().err
 
 
 def test_an_async_reward_that_fails_costs_no_other_sample(folder: Path, make_sample: Callable[..., Sample]) -> None:

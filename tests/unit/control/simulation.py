@@ -253,6 +253,7 @@ class Simulation:
     store: CheckpointStore
     stop: StopRequest
     pages: list[Mapping[str, Any]]  # of the ledger
+    warnings: list[str]
 
     @property
     def trained_groups(self) -> list[int]:
@@ -282,8 +283,8 @@ def simulation(
     """A run of `num_rollouts`.
 
     `values`: `drain`, `update_interval`, `train_iterations`, `length`, `save_interval`, `eval_interval`,
-    `eval_prompts`, `stop_reward`, `filters`, `generate`, `sampling`, `hooks`, `rollout_function`,
-    `eval_function`, `prompts`, `groups` (further groups of the config).
+    `eval_prompts`, `eval_versions`, `eval_concurrency`, `stop_reward`, `filters`, `generate`, `sampling`, `hooks`,
+    `rollout_function`, `eval_function`, `prompts`, `groups` (further groups of the config).
     """
     asyncio.get_running_loop().set_default_executor(InstantExecutor(max_workers=1))
     progress = Progress() if start is None else Progress(**start.state["progress"])
@@ -297,7 +298,12 @@ def simulation(
         batch=BatchConfig(rollout_batch_size=NUM_PROMPTS, n_samples_per_prompt=NUM_SAMPLES),
         rollout=rollout,
         train=TrainConfig(update_weights_interval=values.get("update_interval", 1)),
-        eval=EvalConfig(interval=values.get("eval_interval"), stop_reward=values.get("stop_reward")),
+        eval=EvalConfig(
+            interval=values.get("eval_interval"),
+            stop_reward=values.get("stop_reward"),
+            max_weight_versions=values.get("eval_versions"),
+            max_concurrency=values.get("eval_concurrency"),
+        ),
         checkpoint=CheckpointConfig(save_interval=values.get("save_interval"), save_final=False),
         sampling=values.get("sampling", SamplingConfig()),
         **values.get("groups", {}),
@@ -333,7 +339,7 @@ def simulation(
                 built_in.set_log(values["hooks"].evaluated)
         if "eval_function" in values:
             own = SessionFactory(pool, sampling_params(rollout), purpose="eval-function", config=run)
-            evaluator = UserEvaluator(values["eval_function"], lambda version: own.open(0, (version, version)))
+            evaluator = UserEvaluator(values["eval_function"], lambda versions: own.open(0, versions))
         user_rollout = None
         if "rollout_function" in values:
             own = SessionFactory(pool, sampling_params(rollout), purpose="rollout", config=run)
@@ -363,4 +369,5 @@ def simulation(
             store=store,
             stop=deps.stop,
             pages=pages,
+            warnings=observer.warnings,
         )

@@ -24,6 +24,10 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlscale.rollout.engine_pool.IDLE_POLL_S", 0.01)
 
 
+async def nothing() -> None:
+    """Happens during a call unless a test replaces it."""
+
+
 class ElasticCluster(FakeCluster):
     """One fixed engine, and one that runs while there is room for it."""
 
@@ -34,6 +38,7 @@ class ElasticCluster(FakeCluster):
         self.running = {0}
         self.unanswered: list[int] = []  # requests in progress on each engine when it was discarded
         self.starts: list[bool] = []  # whether each of the next starts succeeds
+        self.during_connect = self.during_sync = nothing
 
     async def find_dead(self) -> dict[int, str]:
         return {i: reason for i, reason in (await super().find_dead()).items() if i in self.running}
@@ -58,12 +63,15 @@ class ElasticCluster(FakeCluster):
         self.running.discard(index)
 
     async def connect(self, engines: Sequence[EngineAddress]) -> None:
+        await self.during_connect()
         for index in self.running:
             self.servers[index].connected = True
 
     async def sync_weights(self, version: int) -> Any:
-        self.events.append(f"sync {version} to {sorted(self.running)}")
-        for index in self.running:
+        receivers = sorted(self.running)
+        self.events.append(f"sync {version} to {receivers}")
+        await self.during_sync()
+        for index in receivers:
             self.servers[index].version = version
 
     def kill(self, index: int) -> None:
@@ -87,7 +95,7 @@ class Parts:
             self.cluster,
             self.cluster,
             replace=self._replace,
-            drop=lambda i: self.pool.remove(i) if i in self.cluster.elastic else self.pool.drop_requests(i),
+            drop=lambda i, reason: self.pool.remove(i) if i in self.cluster.elastic else self.pool.drop_requests(i),
             restarts=Restarts(8, report=self.lines.append),
             checks=HealthChecks(is_healthy=is_healthy, interval_s=1e9, timeout_s=1.0, first_wait_s=0.0),
         )
@@ -114,17 +122,29 @@ class Parts:
         while self.recovery.is_down(1):
             await asyncio.sleep(0.01)
 
-    def request(self) -> "asyncio.Task[list[Generation]]":
-        return asyncio.create_task(self.pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="r", oldest=3, newest=3))
+    async def requests_on_both(self) -> list["asyncio.Task[list[Generation]]"]:
+        """Four requests in progress, some of them on the engine that joined."""
+        requests = [self.request() for _ in range(4)]
+        while not self.cluster.servers[1].num_requests:
+            await asyncio.sleep(0)
+        return requests
+
+    def request(self, version: int = 3) -> "asyncio.Task[list[Generation]]":
+        call = self.pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="r", oldest=version, newest=version)
+        return asyncio.create_task(call)
 
 
 async def test_an_engine_gets_requests_once_it_holds_the_current_weights() -> None:
     parts = Parts()
 
+    ups: list[list[str]] = []
+    parts.recovery.on_change = lambda: ups.append([engine.address.name for engine in parts.pool.up])
+
     async def main() -> None:
         assert [engine.address.name for engine in parts.pool.present] == ["engine 0"]
         await parts.join()
         assert parts.cluster.events == ["sync 3 to [0]", "sync 3 to [0, 1]"]
+        assert ups == [["engine 0", "engine 1"]], "others learn of it after the sync"
         answers = await asyncio.gather(*(parts.request() for _ in range(4)))
         assert [answer[0].weight_versions for answer in answers] == [[3]] * 4
         assert [engine.address.name for engine in parts.pool.present] == ["engine 0", "engine 1"]
@@ -133,14 +153,50 @@ async def test_an_engine_gets_requests_once_it_holds_the_current_weights() -> No
     assert parts.lines == ["engine 1 joins at http://joined"]
 
 
+@pytest.mark.parametrize("call", ["connect", "sync"])
+async def test_an_engine_that_joins_during_a_sync_waits_for_the_next_one(call: str) -> None:
+    parts = Parts()
+
+    async def joins() -> None:
+        setattr(parts.cluster, f"during_{call}", nothing)
+        parts.cluster.room.add(1)
+        while parts.recovery.is_absent(1):
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        setattr(parts.cluster, f"during_{call}", joins)
+        await parts.recovery.connect([EngineAddress(name="engine 0", url="http://first")])
+        await parts.recovery.sync_weights(4)
+        assert parts.recovery.is_down(1)
+        answers = await asyncio.gather(*(parts.request(4) for _ in range(4)))
+        assert [answer[0].weight_versions for answer in answers] == [[4]] * 4
+        await parts.join()
+        assert parts.cluster.servers[1].version == 4
+
+    await parts.run(main)
+
+
+async def test_an_engine_that_leaves_gets_no_requests_after_a_sync() -> None:
+    parts = Parts(steps=20)
+
+    async def main() -> None:
+        await parts.join()
+        requests = await parts.requests_on_both()
+        parts.recovery.hold(1)
+        await parts.recovery.connect([EngineAddress(name=f"engine {i}", url=f"http://{i}") for i in range(2)])
+        await parts.recovery.sync_weights(3)
+        assert parts.recovery.is_down(1)
+        await asyncio.gather(*requests)
+
+    await parts.run(main)
+
+
 async def test_an_engine_that_leaves_answers_what_it_holds() -> None:
     parts = Parts(steps=20)
 
     async def main() -> None:
         await parts.join()
-        requests = [parts.request() for _ in range(4)]
-        while not parts.cluster.servers[1].num_requests:
-            await asyncio.sleep(0)
+        requests = await parts.requests_on_both()
         parts.cluster.draining.add(1)
         await asyncio.gather(*requests)
         while "discard 1" not in parts.cluster.events:

@@ -22,7 +22,7 @@ from rlscale.config import (
 from rlscale.control.loop import TrainingLoop
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.observe.console import open_console
+from rlscale.observe.console import SilentConsole
 from rlscale.observe.reporter import Observer
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.fixed_rollouts import FixedRollouts
@@ -54,6 +54,7 @@ class Journal(FixedRollouts):
     ) -> None:
         self.written = written  # set when a background save is on disk; None: `save` writes everything itself
         self.events: list[str] = []
+        self.phases: list[str] = []
         self.logged: dict[int, dict[str, float]] = {}
         self._eval_rewards, self._fail_at = list(eval_rewards), fail_at
 
@@ -112,7 +113,7 @@ class Journal(FixedRollouts):
     async def export_hf(self, folder: Path) -> None:
         self.events.append(f"export {folder.name}")
 
-    async def run(self, version: WeightVersion, measured: object = None) -> dict[str, float]:
+    async def run(self, version: WeightVersion, measured: object = None, **_: object) -> dict[str, float]:
         self.events.append(f"eval v{version}")
         return {"eval/reward_mean": self._eval_rewards.pop(0) if self._eval_rewards else 0.0}
 
@@ -123,6 +124,16 @@ class Journal(FixedRollouts):
         raise AssertionError("no rollout is repeated")
 
     def close(self) -> None: ...
+
+
+class PhaseConsole(SilentConsole):
+    """Records the phases of the loop."""
+
+    def __init__(self, phases: list[str]) -> None:
+        self._phases = phases
+
+    def phase(self, name: str) -> None:
+        self._phases.append(name)
 
 
 def build_loop(
@@ -139,15 +150,18 @@ def build_loop(
             update_weights_interval=values.get("update_interval", 1),
         ),
         megatron=MegatronConfig(async_save=saves_in_background),
-        eval=EvalConfig(interval=values.get("interval"), stop_reward=values.get("stop_reward")),
+        eval=EvalConfig(
+            interval=values.get("interval"),
+            stop_reward=values.get("stop_reward"),
+            skip_eval_before_train=values.get("skip_eval", False),
+        ),
         checkpoint=CheckpointConfig(
             save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
         ),
     )
     per_epoch = values.get("rollouts_per_epoch")
     config = LoopConfig(run=run, num_rollouts=num_rollouts, rollouts_per_epoch=per_epoch, forward_cost=cost)
-    with open_console("none", title="test", total=num_rollouts) as console:
-        observer = Observer(console=console, sinks=[journal], diff_limit=1.0)
+    observer = Observer(console=PhaseConsole(journal.phases), sinks=[journal], diff_limit=1.0)
     deps = LoopDeps(
         source=journal,
         trainers=journal,
@@ -219,6 +233,14 @@ async def test_evaluates_before_between_and_after(tmp_path: Path) -> None:
     assert journal.logged[3]["eval/reward_mean"] == 0.6
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_the_evaluation_before_training_can_be_skipped(tmp_path: Path, staleness: int) -> None:
+    journal = Journal()
+    values: dict[str, Any] = {"staleness": staleness, "interval": 2, "skip_eval": True}
+    await build_loop(journal, tmp_path, num_rollouts=3, with_eval=True, **values).run()
+    assert [event for event in journal.events if event.startswith("eval")] == ["eval v2", "eval v3"]
+
+
 async def test_stops_at_the_stop_reward_and_saves(tmp_path: Path) -> None:
     journal = Journal(eval_rewards=[0.1, 0.9])
     loop = build_loop(journal, tmp_path, num_rollouts=50, with_eval=True, interval=1, stop_reward=0.8, save_final=True)
@@ -240,10 +262,9 @@ async def test_a_background_save_is_a_checkpoint_once_it_is_on_disk(tmp_path: Pa
     written = asyncio.Event()
     journal = Journal(written=written)
     run = asyncio.create_task(build_loop(journal, tmp_path, num_rollouts=2, save_interval=1).run())
-    while "train on v1" not in journal.events:
+    while journal.phases.count("save") < 2:
         await asyncio.sleep(0.01)
-    for _ in range(5):
-        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # a second save would begin before anything else can run
     # The next rollout is trained on; its save waits for the previous one.
     assert journal.events[-3:] == ["rollout 1 v1", "train on v1", "sync v2"]
     assert not list(tmp_path.glob("rollout_????????"))

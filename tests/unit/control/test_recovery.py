@@ -46,6 +46,7 @@ class FakeCluster:
         self.training = asyncio.Event()
         self.training.set()
         self.lines: list[str] = []
+        self.dropped: list[tuple[int, str]] = []  # engines whose requests were ended, and the reasons
         self.num_checks = 0  # of the processes
 
     # EngineServers
@@ -131,6 +132,7 @@ def build(cluster: FakeCluster, *, limit: int = 8, **checks: float) -> tuple[Eng
         cluster,
         cluster,
         replace=lambda i, address: pool.replace(i, Client(cluster.servers[i], address.name)),  # type: ignore[arg-type]
+        drop=lambda i, reason: cluster.dropped.append((i, reason)),
         restarts=Restarts(limit, report=cluster.lines.append),
         checks=HealthChecks(
             is_healthy=is_healthy,
@@ -177,6 +179,27 @@ async def test_a_request_survives_the_death_of_its_engine(num_engines: int) -> N
     (answer,) = await with_watch(recovery, main())
     assert answer.weight_versions == [3]
     assert cluster.lines == ["engine 0: its process died; restarting engine 0 (restart 1 of at most 8)"]
+    assert cluster.dropped == [(0, "its process died")]
+
+
+async def test_other_senders_learn_of_an_engine_once_it_holds_the_current_weights() -> None:
+    cluster = FakeCluster(2)
+    recovery, pool = build(cluster)
+    seen: list[list[tuple[str, str]]] = []
+
+    def note() -> None:
+        seen.append([(each.address.name, each.address.url) for each in pool.up])
+        assert all(cluster.servers[index].version == 3 for index in range(2) if not recovery.is_down(index))
+
+    async def main() -> None:
+        await begin(recovery, cluster)
+        recovery.on_change = note
+        cluster.kill(0)
+        while len(seen) < 2:
+            await asyncio.sleep(0.01)
+
+    await with_watch(recovery, main())
+    assert seen == [[("engine 1", "http://engine")], [("engine 0", "http://engine"), ("engine 1", "http://engine")]]
 
 
 async def test_an_engine_that_dies_during_a_sync_gets_the_weights_again() -> None:
@@ -194,6 +217,22 @@ async def test_an_engine_that_dies_during_a_sync_gets_the_weights_again() -> Non
     assert [server.version for server in cluster.servers] == [4, 4]
 
 
+async def test_a_sync_that_begins_during_a_restart_uses_the_new_address() -> None:
+    cluster = FakeCluster(2)
+    recovery, _ = build(cluster)
+    watch = asyncio.create_task(recovery.watch())
+    await recovery.connect([EngineAddress(name=name, url="http://first") for name in cluster.names])
+    await recovery.sync_weights(1)
+    cluster.kill(1)
+    while not recovery.is_down(1):
+        await asyncio.sleep(0)
+    # The restart takes longer than the failure to connect to the old address.
+    await recovery.sync_weights(2)
+    assert [server.version for server in cluster.servers] == [2, 2]
+    assert not recovery.is_down(1)
+    watch.cancel()
+
+
 async def test_an_engine_that_dies_during_training_waits_for_the_next_weights() -> None:
     """The trainers no longer hold the version of the other engines."""
     cluster = FakeCluster(1)
@@ -208,7 +247,8 @@ async def test_an_engine_that_dies_during_training_waits_for_the_next_weights() 
         call = asyncio.ensure_future(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="r", oldest=3, newest=None))
         while not cluster.lines or cluster.servers[0].connected:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
+        for _ in range(10):  # no timer is left between the restart and a sync of the old weights
+            await asyncio.sleep(0)
         assert not call.done() and cluster.syncs == [3]
         cluster.training.set()
         await training

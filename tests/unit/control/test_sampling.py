@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import SamplingConfig
-from rlscale.errors import FailureShareError
+from rlscale.errors import CheckError, FailureShareError
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.group_filters import GroupFilters
 from rlscale.rollout.ledger import parse_ranges
@@ -56,6 +56,24 @@ async def test_over_sampled_groups_wait_in_the_buffer_and_are_used_if_they_are_y
     assert run.trained_groups == list(range(4 * NUM_PROMPTS))
     assert any(page["open"] for page in run.pages)
     assert max(run.ages) <= 1
+
+
+def loses_a_trajectory(group: Group) -> bool:
+    if group.index == 4:
+        group.samples.pop()
+    return True
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_a_lost_trajectory_ends_the_run_at_the_end_of_its_step(tmp_path: Path, staleness: int) -> None:
+    filters = GroupFilters(dynamic=loses_a_trajectory)
+    with (
+        simulation(tmp_path, staleness=staleness, num_rollouts=4, filters=filters) as run,
+        pytest.raises(BaseExceptionGroup) as caught,
+    ):
+        await run.loop.run()
+    assert caught.group_contains(CheckError, match=rf"got 1 that are in no rollout .*: \[{4 * NUM_SAMPLES + 1}\]")
+    assert len(run.pages) == 1, "the second rollout has the group"
 
 
 async def fail_twice_in_three(trajectory: Trajectory, session: GenerateSession) -> Failure | None:

@@ -219,3 +219,65 @@ def test_the_differencing_method_by_hand() -> None:
         16,
     ]
     assert karmarkar_karp([], num_bins=2) == [[], []]
+
+
+def tree_batch(*, prompt_len: int, answers: list[int], num_prompts: int = 1) -> TrainBatch:
+    """Groups of answers to prompts; two answers have no token in common."""
+    lengths = [prompt_len + answer for _ in range(num_prompts) for answer in answers]
+    batch = batch_of(lengths)
+    numbers = iter(range(100, 10**6))
+    tokens: list[int] = []
+    for prompt in range(num_prompts):
+        for answer in answers:
+            tokens += [prompt] * prompt_len + [next(numbers) for _ in range(answer)]
+    prompt_lens = np.full(len(lengths), prompt_len, np.int32)
+    return replace(batch, tokens=np.asarray(tokens, np.int32), prompt_lens=prompt_lens)
+
+
+def test_microbatches_count_a_shared_prefix_once() -> None:
+    batch = tree_batch(prompt_len=6, answers=[2, 1, 1], num_prompts=2)
+    # Apart: 8 + 7 and 8 + 7 and 7 + 7. As trees of 10 tokens each: one.
+    (apart,) = plan_steps(batch, dynamic(6, 20), num_ranks=1)
+    (shared,) = plan_steps(batch, dynamic(6, 20), num_ranks=1, shares_prefixes=True)
+    assert [len(micro) for micro in apart.microbatches[0]] == [2, 2, 2]
+    assert shared.microbatches == (((0, 1, 2, 3, 4, 5),),)
+
+
+def test_a_tree_is_split_only_where_it_does_not_fit() -> None:
+    batch = tree_batch(prompt_len=6, answers=[4, 3, 2, 1], num_prompts=2)
+    # A tree has 16 tokens. Both into 31: one each. Into 12: the prefix of 6, and 6 tokens of answers at a time.
+    (step,) = plan_steps(batch, dynamic(8, 31), num_ranks=1, shares_prefixes=True)
+    assert sorted(step.microbatches[0]) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    (step,) = plan_steps(batch, dynamic(8, 12), num_ranks=1, shares_prefixes=True)
+    assert sorted(step.microbatches[0]) == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    # The prefix alone is larger than the limit.
+    (step,) = plan_steps(batch, dynamic(8, 5), num_ranks=1, shares_prefixes=True)
+    assert sorted(step.microbatches[0]) == [(i,) for i in range(8)]
+
+
+def test_a_microbatch_is_halved_between_branches() -> None:
+    # Two ranks, one tree of 6 + 4 * 3 tokens: halves of 6 + 2 * 3.
+    batch = tree_batch(prompt_len=6, answers=[3, 3, 3, 3])
+    (step,) = plan_steps(batch, dynamic(4, 100), num_ranks=2, shares_prefixes=True)
+    assert sorted(step.microbatches) == [((0, 1),), ((2, 3),)]
+
+
+def test_balanced_ranks_keep_trees_together() -> None:
+    batch = tree_batch(prompt_len=50, answers=[10] * 4, num_prompts=4)
+    config = dynamic(16, 1000, balance_data=True)
+    (step,) = plan_steps(batch, config, num_ranks=2, cost=WIDTH_1024, shares_prefixes=True)
+    groups = [sorted({i // 4 for micro in rank for i in micro}) for rank in step.microbatches]
+    assert sorted(i for each in groups for i in each) == [0, 1, 2, 3], "no tree is on two ranks"
+    # One tree for two ranks is split.
+    (step,) = plan_steps(
+        tree_batch(prompt_len=50, answers=[40] * 4), config, num_ranks=2, cost=WIDTH_1024, shares_prefixes=True
+    )
+    assert [sum(map(len, rank)) for rank in step.microbatches] == [2, 2]
+
+
+def test_samples_without_common_tokens_are_planned_as_apart() -> None:
+    batch = batch_of([3, 12, 5, 7, 4, 6])
+    batch = replace(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))
+    for config, cost in ((dynamic(6, 10), None), (dynamic(6, 12, balance_data=True), WIDTH_100), (static(6, 2), None)):
+        plans = [plan_steps(batch, config, num_ranks=2, cost=cost, shares_prefixes=shares) for shares in (False, True)]
+        assert plans[0] == plans[1]

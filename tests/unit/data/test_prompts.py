@@ -32,6 +32,8 @@ def test_reads_prompt_label_and_metadata(write_jsonl: Write, tokenizer: PreTrain
         (1, "2+2=", "4", {}),
     ]
     assert tokenizer.decode(prompts[0].token_ids) == "1+1="
+    # Without a template the text is the message that an agent gets.
+    assert prompts[0].messages == () and prompts[0].conversation == ({"role": "user", "content": "1+1="},)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,7 @@ def test_chat_template(prompt: Any, text: str, write_jsonl: Write, tokenizer: Pr
     (loaded,) = load_prompts(data, rollout(), tokenizer)
     assert loaded.text == text
     assert loaded.token_ids == tuple(tokenizer.encode(text, add_special_tokens=False))
+    assert list(loaded.conversation) == ([{"role": "user", "content": "hi"}] if prompt == "hi" else prompt)
 
 
 def test_arguments_reach_the_chat_template(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -69,6 +69,15 @@ def test_a_row_of_verl(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -
     assert prompt.text == "1"
 
 
+def test_the_source_of_a_row_is_in_the_field_that_the_key_names(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    rows = [{"input": "1+1=", "origin": {"name": name}, "data_source": "b"} for name in ("a", "c")]
+    found = load(write_jsonl(*rows), tokenizer, source_key="origin.name", reward_by_source={"a": "math", "b": "f1"})
+    assert [prompt.metadata.get("rm_type") for prompt in found] == ["math", None]
+    assert [prompt.metadata["origin.name"] for prompt in found] == ["a", "c"]
+
+
 def test_content_parts_are_joined(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     parts = [{"type": "text", "text": "1+"}, "1", {"text": "="}]
     (prompt,) = load(write_jsonl({"input": [{"role": "user", "content": parts}]}), tokenizer, **CHAT)
@@ -109,7 +118,10 @@ ODD = [
     ),
     ([message("system")], "have a message of the user, got only system messages"),
     ([message("user", " ")], "have a prompt of at least one token, got an empty last message"),
-    ([message("user", [{"type": "image", "image": "a"}])], "got a part of type 'image'; media are not supported"),
+    (
+        [message("user", [{"type": "image", "image": "a"}])],
+        "got a part of type 'image'; images need data.multimodal_keys",
+    ),
     ([message("user", None)], "text parts as content of message 1 under 'input', got NoneType"),
     ([message("user", {"text": "a"}), message("user", 7)], "as content of message 2 under 'input', got int"),
     ("", "have a prompt of at least one token under 'input', got ''"),

@@ -3,7 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from rlscale.rewards.builtin import exact_match, random_reward
-from rlscale.types import Sample
+from rlscale.rewards.last_box import BoxedReward
+from rlscale.types import ANSWER, Sample
 
 
 @pytest.mark.parametrize(
@@ -12,6 +13,15 @@ from rlscale.types import Sample
 )
 def test_exact_match(response: str, label: str, reward: float, make_sample: Callable[..., Sample]) -> None:
     assert exact_match(make_sample(response, label=label)) == reward
+
+
+def test_only_the_last_answer_is_graded(make_sample: Callable[..., Sample]) -> None:
+    sample = make_sample("add 10 1525", label="25")
+    assert exact_match(sample) == 0.0
+    sample.metadata[ANSWER] = "25"
+    assert exact_match(sample) == 1.0
+    sample.metadata[ANSWER] = r"so \boxed{25}"
+    assert exact_match(sample) == 0.0 and BoxedReward(exact_match)(sample) == 1.0
 
 
 def test_exact_match_needs_a_label(make_sample: Callable[..., Sample]) -> None:

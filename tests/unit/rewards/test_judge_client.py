@@ -141,3 +141,40 @@ def test_a_request_waits_for_the_new_address_of_a_restarted_engine(monkeypatch: 
         return found
 
     assert asyncio.run(run()) == "back"
+
+
+def with_reference(url: str) -> JudgeClient:
+    """A client of a run that has one further model and no `reward.engine`."""
+    address = EngineAddress(name="ref engine 0", url=url, api_key="key")
+    further = {"ref": JudgeSpec(addresses=(address,), model_path="")}
+    return JudgeClient(JudgeSpec(addresses=(), model_path="", further=further))
+
+
+def test_a_further_model_is_asked_by_its_name() -> None:
+    async def ask(url: str) -> Any:
+        return await with_reference(url).model("ref").request("/generate", {"text": "1", "return_logprob": True})
+
+    answer = {"text": "4", "meta_info": {"output_token_logprobs": []}}
+    found, seen = asyncio.run(with_server("/generate", answer, ask))
+    assert (found, seen) == (answer, [({"text": "1", "return_logprob": True}, "Bearer key")])
+
+
+def test_a_model_that_the_run_does_not_have_is_named() -> None:
+    with pytest.raises(JudgeError, match=r"must name a frozen model of sglang.config \(ref\), got reference"):
+        with_reference("http://127.0.0.1:1").model("reference")
+    with pytest.raises(JudgeError, match=r"the run has no reward\.engine; ask one of its further models"):
+        asyncio.run(with_reference("http://127.0.0.1:1").generate("a"))
+
+
+def test_a_restarted_engine_of_a_further_model_has_its_new_address() -> None:
+    async def ask(url: str) -> str:
+        judge = with_reference("http://127.0.0.1:1")
+        judge.set_addresses([EngineAddress(name="ref engine 0", url=url, api_key="key")], "ref")
+        return await judge.model("ref").generate("a")
+
+    assert asyncio.run(with_server("/generate", {"text": "back"}, ask))[0] == "back"
+    address = EngineAddress(name="ref engine 0", url="http://127.0.0.1:2")
+    before = JudgeSpec(addresses=(), model_path="", further={"ref": JudgeSpec(addresses=(), model_path="m")})
+    after = before.with_addresses([address], "ref")
+    assert after.further["ref"] == JudgeSpec(addresses=(address,), model_path="m") and after.addresses == ()
+    assert before.with_addresses([address], None).addresses == (address,)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -74,19 +75,30 @@ def test_several_samples_share_a_request(make_sample: MakeSample) -> None:
 
 
 def test_at_most_max_concurrency_requests_are_open(make_sample: MakeSample) -> None:
-    open_now, most = 0, 0
+    open_now, most, full, may_answer = 0, 0, asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.Request) -> web.Response:
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
-        await asyncio.sleep(0.01)
+        if open_now == 3:
+            full.set()
+        await may_answer.wait()
         open_now -= 1
         return web.json_response(1)
 
     async def use(url: str) -> None:
         reward = remote(url, max_concurrency=3)
-        await asyncio.gather(*[reward(make_sample("x", index=i)) for i in range(12)])
+        rewards = asyncio.gather(*[reward(make_sample("x", index=i)) for i in range(12)])
+        await full.wait()
+        # The server has time for a fourth request: it answers others, which are sent later, one after the other.
+        async with aiohttp.ClientSession() as other:
+            for _ in range(20):
+                async with other.get(url) as answer:
+                    assert answer.status == 405
+        assert open_now == 3
+        may_answer.set()
+        await rewards
 
     asyncio.run(with_server(handler, use))
     assert most == 3

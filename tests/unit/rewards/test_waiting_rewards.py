@@ -7,6 +7,8 @@ import pytest
 from rlscale.rewards.waiting_rewards import WaitingRewards, describe_waiting
 from rlscale.types import Sample
 
+EVERY_S = 0.01
+
 
 def test_the_report_lists_the_samples() -> None:
     assert describe_waiting([4, 3], seconds=60.2) == "waiting for 2 rewards for 60 s: samples 3, 4"
@@ -21,14 +23,15 @@ def test_samples_that_wait_are_reported_until_they_are_scored(
     caplog.set_level(logging.WARNING)
 
     async def check() -> None:
-        waiting = WaitingRewards(every_s=0.01)
+        waiting = WaitingRewards(every_s=EVERY_S)
         with waiting.add([make_sample(index=5)]):
             while "sample 5" not in caplog.text:
                 await asyncio.sleep(0.001)
             with waiting.add([make_sample(index=6)]):
                 pass
         caplog.clear()
-        await asyncio.sleep(0.05)
+        # Timers run in the order of their times: one that was left behind would run before this one.
+        await asyncio.sleep(EVERY_S)
 
     asyncio.run(check())
     assert caplog.text == ""

@@ -26,7 +26,7 @@ class Desk:
         first, self.next_index = self.next_index, self.next_index + (number or 3)
         return [make_group(index, SampleStatus.pending) for index in range(first, self.next_index)]
 
-    async def make(self, group: Group) -> Group:
+    async def make(self, group: Group, collector: Collector) -> Group:
         for _ in range(self.iterations(group.index)):
             await asyncio.sleep(0)
             if group.index in self.stopped:

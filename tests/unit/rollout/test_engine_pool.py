@@ -244,3 +244,38 @@ async def test_requests_that_a_dead_engine_holds_fail_at_once() -> None:
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
+
+
+class RecordingGate:
+    """A gateway that notes its calls and the state of the pool."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def pause(self, *, waits_idle: bool) -> None:
+        self.calls.append(f"pause {waits_idle}")
+
+    async def resume(self) -> None:
+        await asyncio.sleep(0)
+        self.calls.append("resume")
+
+
+async def test_a_drain_holds_the_requests_of_the_gateway_too() -> None:
+    pool, gate = pool_of(SlowEngine("engine 0")), RecordingGate()
+    pool.gateway = gate
+    await pool.drain()
+    assert gate.calls == ["pause True"]
+    pool.admit()
+    # The next pause comes after the resume of this one.
+    await pool.drain()
+    assert gate.calls == ["pause True", "resume", "pause True"]
+
+
+async def test_a_gateway_without_engines_stalls_a_rollout() -> None:
+    pool, rollout = pool_of(SlowEngine("engine 0")), asyncio.Event()
+    task = asyncio.create_task(rollout.wait())
+    pool.set_gateway_stall(True)
+    assert not await pool.wait_unless_stalled(task), "the next weights may bring its engine up"
+    pool.set_gateway_stall(False)
+    rollout.set()
+    assert await pool.wait_unless_stalled(task)

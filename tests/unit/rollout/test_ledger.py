@@ -33,6 +33,17 @@ def test_a_second_outcome_and_an_unknown_trajectory_are_errors(ids: list[int]) -
         ledger.record("dropped/x", ids)
 
 
+def test_an_open_trajectory_that_nothing_holds_is_an_error() -> None:
+    ledger = Ledger()
+    ledger.open(range(6))
+    ledger.record("trained", [0, 1])
+    ledger.check_open([5, 2, 3, 4])
+    with pytest.raises(CheckError, match=r"got 2 that are in no rollout and not in the buffer: \[3, 4\];"):
+        ledger.check_open([2, 5])
+    with pytest.raises(CheckError, match=r"got 1 that wait although they have an outcome: \[1\];"):
+        ledger.check_open([1, 2, 3, 4, 5])
+
+
 def test_metrics_count_outcomes_and_give_the_share_of_failures() -> None:
     ledger = Ledger()
     ledger.open(range(10))

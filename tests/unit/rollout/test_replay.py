@@ -10,6 +10,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from rlscale.control.producer import Producer
+from rlscale.control.staleness import VersionGate
 from rlscale.data.batch import build_batch
 from rlscale.errors import DataError
 from rlscale.observe.dumps import BatchDump, RolloutDump, read_dump
@@ -47,6 +49,23 @@ def test_samples_are_read_as_written_except_for_the_version(tmp_path: Path) -> N
             assert ours.weight_versions.tolist() == [2, 2, 2]
             ours.weight_versions = theirs.weight_versions
             assert ours == theirs
+
+
+async def test_rollouts_that_are_read_ahead_have_their_outcome(tmp_path: Path) -> None:
+    template = str(tmp_path / "{rollout_id}.jsonl")
+    for rollout_id in range(4):
+        RolloutDump(template).write(rollout_id, [make_group(2 * rollout_id), make_group(2 * rollout_id + 1)], version=0)
+    gate = VersionGate(0)
+    producer = Producer(ReplayedRollouts(template), gate, rollouts=range(4), max_staleness=2)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(producer.run())
+        for rollout_id in range(4):
+            rollout = await producer.next()
+            await producer.wait_for_draws()
+            page = producer.close_page(rollout)
+            assert page.outcomes["trained"] == tuple(range(4 * rollout_id, 4 * rollout_id + 4))
+            await gate.open(rollout_id + 1)
+    assert page.outcomes["open"] == ()
 
 
 def with_routes() -> list[Group]:

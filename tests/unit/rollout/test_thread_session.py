@@ -18,7 +18,8 @@ LIMIT = 10
 class LongAnswers:
     """A pool that answers each request with as many tokens as it allows, at most 4."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Any = None) -> None:
+        self.models = models
         self.limits: list[tuple[int, int]] = []
 
     async def generate(
@@ -77,3 +78,28 @@ async def test_requests_of_several_trajectories_have_no_common_limit() -> None:
     session = ThreadSession(open_session(pool), asyncio.get_running_loop())
     answers = await asyncio.gather(*[session.generate([1]) for _ in range(6)])
     assert [len(answer.output_ids) for answer in answers] == [4] * 6
+
+
+async def test_a_generate_function_asks_a_frozen_model_by_its_name() -> None:
+    class Models:
+        """A client whose model answers with its name, in the event loop of the run."""
+
+        def model(self, name: str) -> Any:
+            self.name = name
+            return self
+
+        async def generate(self, prompt: str, **params: Any) -> str:
+            assert asyncio.get_running_loop() is loop, "its connections belong to the run"
+            return f"{self.name}: {prompt} {params}"
+
+    async def ask(trajectory: Trajectory, session: Any) -> None:
+        trajectory.metadata["opinion"] = await session.model("ref").generate("a", max_new_tokens=3)
+        trajectory.add_generation(await session.generate(trajectory.token_ids()))
+
+    loop, pool = asyncio.get_running_loop(), LongAnswers(models=Models())
+    trajectory = Trajectory(id=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(1,)), seed=0)
+    assert await UserGenerate(ask, timeout_s=30.0)(trajectory, open_session(pool)) is None
+    assert trajectory.metadata == {"opinion": "ref: a {'max_new_tokens': 3}"}
+    pool.models = None
+    failure = await UserGenerate(ask, timeout_s=30.0)(trajectory, open_session(pool))
+    assert failure is not None and "must name a frozen model of sglang.config (none), got ref" in failure.message

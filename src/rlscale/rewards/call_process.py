@@ -1,4 +1,4 @@
-"""The run's end of one process of rewards."""
+"""The run's end of one process of user code."""
 
 import asyncio
 import json
@@ -9,51 +9,70 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from rlscale.rewards.call_server import STACK_SIGNAL
 from rlscale.rewards.code_place import place_in_dump
 from rlscale.rewards.message_frames import pack_frame, receive_frame
-from rlscale.rewards.reward_child import STACK_SIGNAL
-from rlscale.rewards.reward_spec import RewardSpec
 from rlscale.rewards.reward_value import GradingError
-from rlscale.types import EngineAddress, Sample
 
 MAX_FORWARDED_BYTES = 1_000_000
 """Output of one process that is passed on to standard error; the rest is read and dropped."""
 
 
-class RewardProcess:
+ENDED_BY_CPU_LIMIT = f"its process was ended by {signal.SIGPROF.name}"
+"""Cause of a call that exceeded its processor time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildProgram:
+    """The program of a process of user code.
+
+    Example:
+        ChildProgram(module="rlscale.rewards.reward_child", name="a reward", timeout_key="reward.timeout_s")
+    """
+
+    module: str  # with a function `main(channel, crash_file, parent)`
+    name: str  # of what it calls, for messages
+    timeout_key: str  # of the deadline of a call
+
+
+class CallProcess:
     """Starts a process, sends it calls and receives its messages.
 
     The process leads a new session: Ctrl-C in the terminal reaches the run alone, and `kill` also ends what user
     code has forked. User code cannot fill the pipe of its output: it is read whenever the event loop runs.
 
     Args:
+        spec: what the process loads; pickled.
         on_message: called with each message.
         on_end: called once when the channel is closed or broken, or the process has ended.
     """
 
     def __init__(
         self,
-        spec: RewardSpec,
+        program: ChildProgram,
+        spec: Any,
         *,
-        on_message: Callable[["RewardProcess", dict[str, Any]], None],
-        on_end: Callable[["RewardProcess"], None],
+        on_message: Callable[["CallProcess", dict[str, Any]], None],
+        on_end: Callable[["CallProcess"], None],
     ) -> None:
+        self._program = program
         self._on_message, self._on_end = on_message, on_end
         self.is_ready, self.is_async, self.is_ending, self.calls, self.tier = False, False, False, set[int](), 0
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115, `kill` closes it
         self._channel, theirs = socket.socketpair()
         # The same search path as here, and no folder of a script before it.
-        program = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rlscale.rewards.reward_child import main; "
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {program.module} import main; "
             f"main({theirs.fileno()}, {self._crash_file.fileno()}, {os.getpid()})"
         )
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program],
+                [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -71,17 +90,17 @@ class RewardProcess:
         self._sends = {self._loop.create_task(self._send(pickle.dumps(spec)))}
         self._reading = self._loop.create_task(self._read())
 
-    def send_call(self, number: int, samples: Sequence[Sample]) -> None:
-        """Sends the samples of one call. Pickled: only this process writes to the channel."""
-        self._start_send(pickle.dumps(("call", number, list(samples))))
+    def send_call(self, number: int, payload: Any) -> None:
+        """Sends one call. Pickled: only this process writes to the channel."""
+        self.send("call", number, payload)
 
     def send_cancel(self, number: int) -> None:
-        """Asks a process of async rewards to end a call."""
-        self._start_send(pickle.dumps(("cancel", number)))
+        """Asks a process of coroutines to end a call."""
+        self.send("cancel", number)
 
-    def send_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Sends the addresses of the judge's engines after one was restarted."""
-        self._start_send(pickle.dumps(("engines", tuple(addresses))))
+    def send(self, kind: str, *arguments: Any) -> None:
+        """Sends a message, to which there is no reply unless it is a call."""
+        self._start_send(pickle.dumps((kind, *arguments)))
 
     def check_alive(self) -> None:
         """Reports the end of a process whose channel a forked one keeps open."""
@@ -192,7 +211,9 @@ class RewardProcess:
         self._num_forwarded += len(text)
         sys.stderr.write(text[:space].decode(errors="replace"))
         if len(text) >= space:
-            sys.stderr.write(f"\nrlscale: a reward printed over {MAX_FORWARDED_BYTES} bytes; the rest is dropped\n")
+            sys.stderr.write(
+                f"\nrlscale: {self._program.name} printed over {MAX_FORWARDED_BYTES} bytes; the rest is dropped\n"
+            )
 
     def _crash_text(self, start: int) -> str:
         size = os.fstat(self._crash_file.fileno()).st_size
