@@ -202,4 +202,5 @@ async def _wait_ready(actors: NamedActors) -> None:
 
 def cores_per_engine(layout: Layout) -> int:
     """Cores that an engine may use on a CPU: an equal share of all cores, which trainers use, too."""
-    return max(1, (os.cpu_count() or 1) // max(1, layout.num_engines + layout.num_reward_engines))
+    number = layout.num_engines + layout.num_reward_engines + sum(each.num_engines for each in layout.frozen)
+    return max(1, (os.cpu_count() or 1) // max(1, number))

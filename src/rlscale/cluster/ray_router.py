@@ -33,6 +33,9 @@ class RayRouter:
     """Starts, restarts and ends the router, and replaces restarted engines in it.
 
     Has the interface of `EngineServers`: an engine that restarts through it is replaced in the router, too.
+
+    Attributes:
+        on_change: called after the router has died or is up again.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class RayRouter:
         self._registered: list[EngineAddress] = []  # addresses that the router has
         self._router = Restartable(self._start, discard=self._replace_actor, on_killed=on_killed)
         self._is_down = False
+        self.on_change: Callable[[], None] = lambda: None
         self._up = asyncio.Condition()
 
     @property
@@ -162,6 +166,7 @@ class RayRouter:
         dead = await find_dead_engines(self.named_actors)
         if dead:
             self._is_down = True
+            self.on_change()
             self._on_killed(WorkerError(NAME, dead[0], died=True))
             self._router.restart()
         return bool(dead)
@@ -173,6 +178,7 @@ class RayRouter:
             if await find_dead_engines(self.named_actors):
                 # `watch` may have replaced the dead actor during the call above.
                 self._is_down = self._actor is actor
+                self.on_change()
                 return True
             # On a busy machine the call above may outlast `end`, while `watch` has found the router dead.
             if time.monotonic() > end and not self._is_down:
@@ -184,6 +190,7 @@ class RayRouter:
         async with self._up:
             self._is_down = False
             self._up.notify_all()
+        self.on_change()
 
     def _replace_actor(self) -> None:
         ray.kill(self._actor, no_restart=True)

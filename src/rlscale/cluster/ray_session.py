@@ -246,6 +246,7 @@ def _capacity_problems(layout: Layout, resource: str, available: int) -> list[Pr
     shared += f", {layout.num_critics} for the critic" if layout.num_critics else ""
     num_judge = layout.num_reward_engines * layout.gpus_per_reward_engine
     shared += f", {num_judge} for reward.engine" if num_judge else ""
+    shared += "".join(f", {each.num_engines * each.gpus_per_engine} for {each.name}" for each in layout.frozen)
     return [
         Problem(
             path="cluster",

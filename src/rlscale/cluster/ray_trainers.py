@@ -23,6 +23,7 @@ from rlscale.cluster.rank_actor import CriticActor, PolicyActor
 from rlscale.cluster.rank_group import RankGroup
 from rlscale.cluster.ray_calls import gather_calls
 from rlscale.cluster.ray_session import Bundles
+from rlscale.config import TrainBackendName, shares_prefixes
 from rlscale.data.microbatch_plan import plan_steps
 from rlscale.plan.placement import Layout
 from rlscale.training.spec import TrainerSpec
@@ -105,8 +106,17 @@ class RayTrainers:
         assert critic is not None and critic.dedicated_ranks is not None, "a critic with ranks has them in the spec"
         if len(self._critic.names) == len(self._policy.names):
             return steps
+        spec = self._spec
+        has_fsdp = spec.train.backend == TrainBackendName.fsdp
         ranks, number = critic.dedicated_ranks, critic.dedicated_ranks.number // self._spec.ranks_per_model
-        return plan_steps(batch, ranks.batch, num_ranks=number, context_ranks=self._spec.context_ranks, cost=ranks.cost)
+        return plan_steps(
+            batch,
+            ranks.batch,
+            num_ranks=number,
+            context_ranks=self._spec.context_ranks,
+            cost=ranks.cost,
+            shares_prefixes=has_fsdp and shares_prefixes(spec.train, spec.fsdp, device=spec.device),
+        )
 
     async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         loss: float = await self._policy.call("eval_loss", *await self._share(batch, steps))

@@ -1,8 +1,9 @@
 """Engines of a run: their servers, their router, and the clients that requests go through."""
 
 import asyncio
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,23 +22,25 @@ from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.rules import num_gpus_per_node, uses_engines
 from rlscale.control.elastic_watch import ElasticWatch
-from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
+from rlscale.control.recovery import NODE_DEATH, EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.driver.external_engines import ExternalEngines
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.reward_engines import RewardEngines
+from rlscale.driver.run_gateway import build_run_gateway
 from rlscale.engines.client.http_engine import GeneratePost, HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
+from rlscale.engines.launch_scripted import ScriptedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.middleware_router.middleware_launch import MiddlewareRouterLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout, further_engines
 from rlscale.protocols import Trainers
-from rlscale.rewards import JudgeSpec
+from rlscale.rewards import JudgeClient, JudgeSpec
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress
 
@@ -65,6 +68,7 @@ class RunEngines:
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._config, self._restarts, self._report = prepared.config, restarts, report
+        self._model_path = prepared.model_path
         self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
         self._router = build_router(prepared, self._servers, log_folder=log_folder, on_killed=restarts.allow)
         self._router_address: EngineAddress | None = None
@@ -74,16 +78,36 @@ class RunEngines:
         self._ids = RequestIds()
         self._released: dict[str, set[str]] | None = None  # see EnginePool.released
         self.judge: JudgeSpec | None = None
-        self._reward_engines: RewardEngines | None = None
-        if prepared.layout.num_reward_engines:
-            self._reward_engines = RewardEngines(prepared, bundles, log_folder=log_folder, restarts=restarts)
-            report(self._reward_engines.describe())
+        self._gateway = build_run_gateway(
+            self._config,
+            model_path=prepared.model_path,
+            num_nodes=bundles.num_nodes,
+            folder=log_folder.parent,
+            on_killed=restarts.allow,
+        )
+        self._gateway_updates: set[asyncio.Task[None]] = set()
+        self._pool: EnginePool | None = None  # of this attempt
+        if self._router is not None:
+            self._router.on_change = self._update_gateway
+        layout = prepared.layout
+        numbers = [*([None] if layout.num_reward_engines else []), *range(len(layout.frozen))]
+        self._frozen = [
+            RewardEngines(prepared, bundles, log_folder=log_folder, restarts=restarts, number=number)
+            for number in numbers
+        ]
+        for frozen in self._frozen:
+            report(frozen.describe())
 
     async def start(self) -> list[EngineAddress]:
         """The addresses, once every server is healthy. Servers that already run are only waited for."""
-        if self._reward_engines is None:
-            return await self._servers.start()
-        addresses, self.judge = await asyncio.gather(self._servers.start(), self._reward_engines.start())
+        addresses, specs = await asyncio.gather(
+            self._servers.start(), asyncio.gather(*[each.start() for each in self._frozen])
+        )
+        if specs:
+            names = [each.name for each in self._frozen]
+            further = {name: spec for name, spec in zip(names, specs, strict=True) if name is not None}
+            none = JudgeSpec(addresses=(), model_path=self._model_path)
+            self.judge = replace(specs[0] if names[0] is None else none, further=further)
         return addresses
 
     @asynccontextmanager
@@ -103,10 +127,19 @@ class RunEngines:
         if self._released is not None:
             pool.released = self._released
         self._released = pool.released
+        if self.judge is not None:
+            pool.models = JudgeClient(self.judge)
         try:
+            if self._gateway is not None:
+                await self._gateway.start([each.address for each in pool.present], router=self._router_address)
+                pool.gateway = self._gateway.client
+            self._pool = pool
             yield pool
         finally:
+            self._pool = None
             await pool.close()
+            if self._gateway is not None:
+                await self._gateway.client.close()
 
     def build_recovery(self, trainers: Trainers, pool: EnginePool) -> EngineRecovery | None:
         """Restarts engines of `pool` from now on; None: a dead engine ends the run."""
@@ -123,13 +156,14 @@ class RunEngines:
         recovery = EngineRecovery(
             trainers,
             self._router or self._servers,
-            replace=lambda index, address: pool.replace(index, self._client(address)),
-            drop=partial(self._drop_requests, pool),
+            replace=lambda index, address: self._replace(pool, index, address),
+            drop=partial(drop_requests, pool, elastic=self._servers.elastic, is_routed=self._router is not None),
             restarts=self._restarts,
             checks=checks,
         )
         routed = None if self._router is None else RoutedRecovery(recovery, len(self._servers.names), self._router)
         pool.set_handler(routed or recovery)
+        recovery.on_change = self._update_gateway
         return recovery
 
     def recovery_watchers(self, recovery: EngineRecovery, pool: EnginePool) -> list[Coroutine[Any, Any, None]]:
@@ -138,29 +172,46 @@ class RunEngines:
         def replace_router(address: EngineAddress) -> None:
             self._router_address = address
             for index, engine in enumerate(pool.engines):
-                pool.replace(index, self._client(engine.address))
+                self._replace(pool, index, engine.address)
 
         router = [] if self._router is None else [self._router.watch(replaced=replace_router)]
         return [recovery.watch(), *router, *self._elastic_watchers(recovery, pool)]
 
-    def judge_watchers(self, rewards: OpenRewards | None) -> list[Coroutine[Any, Any, None]]:
-        """Watcher that restarts the engines that rewards ask, and raises WorkerError when it must not."""
-        if self._reward_engines is None or rewards is None:
-            return []
-        return [self._reward_engines.watch(rewards.set_judge_addresses)]
+    def judge_watchers(self, rewards: OpenRewards | None, pool: EnginePool | None) -> list[Coroutine[Any, Any, None]]:
+        """Watchers that restart the engines of frozen models, and raise WorkerError when they must not."""
+
+        def replaced(model: str | None, addresses: Sequence[EngineAddress]) -> None:
+            if rewards is not None:
+                rewards.set_judge_addresses(addresses, model)
+            if pool is not None and pool.models is not None:
+                pool.models.set_addresses(addresses, model)
+
+        return [each.watch(partial(replaced, each.name)) for each in self._frozen]
+
+    def gateway_watchers(self) -> list[Coroutine[Any, Any, None]]:
+        """Watcher that restarts the gateway, and raises WorkerError when it must not."""
+        return [] if self._gateway is None else [self._gateway.watch()]
+
+    def _replace(self, pool: EnginePool, index: int, address: EngineAddress) -> None:
+        """Replaces the client of a restarted engine, which gets requests once it holds the current weights."""
+        pool.replace(index, self._client(address))
+
+    def _update_gateway(self) -> None:
+        """Passes on which engines may get requests, after one of them or the router died or came up.
+
+        Sessions stay; a request to an engine that died is sent again.
+        """
+        if self._gateway is not None and self._pool is not None:
+            addresses = [each.address for each in self._pool.up]
+            self._pool.set_gateway_stall(not addresses)
+            update = asyncio.ensure_future(self._gateway.replace_engines(addresses, router=self._router_address))
+            self._gateway_updates.add(update)  # the event loop alone would not keep it
+            update.add_done_callback(self._gateway_updates.discard)
 
     def _elastic_watchers(self, recovery: EngineRecovery, pool: EnginePool) -> list[Coroutine[Any, Any, None]]:
         if not isinstance(self._servers, ElasticEngines):
             return []
         return [ElasticWatch(self._servers, recovery, pool, report=self._report).watch()]
-
-    def _drop_requests(self, pool: EnginePool, index: int) -> None:
-        """Ends the requests that a dead engine holds."""
-        if index in self._servers.elastic:
-            pool.remove(index)
-        elif self._router is None:
-            # Behind a router any engine may hold a request; the router ends those of a dead one.
-            pool.drop_requests(index)
 
     def watch(self) -> Coroutine[Any, Any, None]:
         """Raises WorkerError when an engine or the router dies."""
@@ -171,9 +222,11 @@ class RunEngines:
         return await find_dead_engine(self._named_actors)
 
     def kill(self) -> None:
+        if self._gateway is not None:
+            self._gateway.stop()
         self._servers.kill()
-        if self._reward_engines is not None:
-            self._reward_engines.kill()
+        for each in self._frozen:
+            each.kill()
         if self._router is not None:
             self._router.kill()
         if self._posters is not None:
@@ -186,6 +239,24 @@ class RunEngines:
     def _client(self, address: EngineAddress) -> HttpEngine:
         post = None if self._posters is None else self._posters.post
         return build_client(self._config, address, router=self._router_address, ids=self._ids, post=post)
+
+
+def drop_requests(pool: EnginePool, index: int, reason: str, *, elastic: range, is_routed: bool) -> None:
+    """Ends the requests that a dead engine holds.
+
+    Args:
+        elastic: the engines that leave with their death.
+        is_routed: a router sends the requests, so that any engine may hold one.
+    """
+    if index in elastic:
+        pool.remove(index)
+    elif not is_routed:
+        pool.drop_requests(index)
+    elif NODE_DEATH.search(reason):
+        # The router ends the requests of a dead process. A lost node closes no connection, and sglang-router would
+        # wait for it until the timeout of the request. Only the router knows which requests these are.
+        for each in range(len(pool.engines)):
+            pool.drop_requests(each)
 
 
 def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
@@ -211,6 +282,19 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             shares_prefixes=not mixes_caches(config.rollout),
             returns_routes=config.algo.use_rollout_routing_replay,
             server_args={**own, **sglang.server_args},
+        )
+    if config.rollout.engine == EngineKind.scripted:
+        assert config.rollout.script_path is not None, "a rule requires it"
+        return ScriptedLaunch(
+            name="engine",
+            model_path=model_path,
+            dtype=config.train.dtype,
+            device=config.cluster.device,
+            max_context_len=config.rollout.max_context_len,
+            num_threads=num_threads,
+            seed=config.rollout.seed,
+            script_path=config.rollout.script_path,
+            folder=os.getcwd(),
         )
     return EmbeddedLaunch(
         name="engine",

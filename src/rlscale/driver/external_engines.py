@@ -9,8 +9,9 @@ from typing import Any
 from rlscale.config import RunConfig, WeightChannelName, mixes_caches
 from rlscale.config.addresses import proxy_for
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, is_loopback
+from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.errors import EngineError, Problem
+from rlscale.hosts import is_loopback
 from rlscale.types import EngineAddress
 
 KEY = "rollout.external_engine_addrs"

@@ -23,10 +23,10 @@ class OpenRewards:
         """The runner of an evaluation set."""
         return self.sets.get(name, self.training)
 
-    def set_judge_addresses(self, addresses: Sequence[EngineAddress]) -> None:
-        """Replaces the addresses of the judge's engines after one was restarted."""
+    def set_judge_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:
+        """Replaces the addresses of engines after one was restarted; `model` as in `JudgeClient.set_addresses`."""
         for runner in (self.training, *self.sets.values()):
-            runner.set_judge_addresses(addresses)
+            runner.set_judge_addresses(addresses, model)
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
 from rlscale.config import LossType, RewardConfig, RewardType, RunConfig, prompts_name
 from rlscale.config.resolve.eval_sets import eval_sets
-from rlscale.config.rules import has_reward_engines, only_evaluates, scores_samples, uses_engines
+from rlscale.config.rules import asks_teachers, has_reward_engines, only_evaluates, scores_samples, uses_engines
 from rlscale.data.prompts import FilePromptSource
 from rlscale.data.source import NoPrompts, build_prompt_source
+from rlscale.driver.open_teachers import find_other_tokenizers
 from rlscale.driver.substitutes import Substitutes
 from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.load_sets import EvalSet, load_eval_sets
@@ -56,6 +57,11 @@ class PreparedRun:
     policy_cost: ForwardCost | None  # of the policy, for its MFU; None: config.json does not have the sizes
     substitutes: Substitutes | None = None  # None: no rehearsal
     measured: Measured | None = None  # origin of the weights of a run that only evaluates
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the policy's embedding."""
+        return _vocab_size(load_hf_fields(self.model_path), self.tokenizer)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -105,6 +111,10 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     # Prompts may have any length in a run that neither generates nor learns responses.
     has_responses = is_sft or uses_engines(config)
     fields = load_hf_fields(model_path)
+    if asks_teachers(config):
+        problems = find_other_tokenizers(config, tokenizer, vocab_size=_vocab_size(fields, tokenizer))
+        if problems:
+            raise ConfigError(problems)
     positions = fields.get("max_position_embeddings") if has_responses else None
     args = Args(config, runtime={"hf_checkpoint": model_path})
     prompts: PromptSource = NoPrompts()
@@ -138,6 +148,11 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         if [name for name in REQUIRED_FIELDS if name not in fields]
         else Architecture.from_fields(fields).forward_cost,
     )
+
+
+def _vocab_size(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Rows of the policy's embedding; the length of the tokenizer where `config.json` does not have it."""
+    return int(fields.get("vocab_size") or len(tokenizer))
 
 
 def _prepare_reward(config: RunConfig, args: Args, prompts: PromptSource, evaluated: Sequence[EvalSet]) -> RunReward:

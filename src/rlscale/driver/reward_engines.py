@@ -1,4 +1,7 @@
-"""Engines of a judge or reward model: started with the run, restarted when they die, never given new weights."""
+"""Engines of models that stay as they are: started with the run, restarted when they die, never given new weights.
+
+They are those of a judge or reward model, `reward.engine`, and of the further models of `sglang.config`.
+"""
 
 import asyncio
 import time
@@ -9,9 +12,9 @@ from rlscale.cluster.ray_calls import WATCH_INTERVAL_S, find_dead_engine
 from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import RunConfig
-from rlscale.config.groups.judge import RewardEngineKind
+from rlscale.config.groups.judge import RewardEngineConfig, RewardEngineKind
 from rlscale.config.passthrough.sglang_python import find_python
-from rlscale.config.rules import reward_engine_kind
+from rlscale.config.rules import frozen_models, reward_engine_kind
 from rlscale.control.recovery import Restarts
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.engines.client.http_engine import HttpEngine
@@ -26,17 +29,34 @@ NAME = "reward engine"
 
 
 class RewardEngines:
-    """The engines of `reward.engine` of one run. Attempts of a run use them one after the other.
+    """The engines of one frozen model of a run. Attempts of a run use them one after the other.
 
     Args:
         bundles: of the placement group, on which the actors of the engines start now.
+        number: of the further model; None: that of `reward.engine`.
     """
 
-    def __init__(self, prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, restarts: Restarts) -> None:
-        config, self._restarts = prepared.config, restarts
-        self._model_path = judge_model(config, prepared.model_path)
-        launch = build_reward_launch(config, model_path=self._model_path, num_threads=cores_per_engine(prepared.layout))
-        layout = prepared.layout.reward_layout
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        bundles: Bundles,
+        *,
+        log_folder: Path,
+        restarts: Restarts,
+        number: int | None = None,
+    ) -> None:
+        config, layout, self._restarts = prepared.config, prepared.layout, restarts
+        self.name = None if number is None else layout.frozen[number].name
+        self._engine = config.reward.engine if self.name is None else frozen_models(config)[self.name]
+        self._model_path = judge_model(self._engine, prepared.model_path)
+        launch = build_reward_launch(
+            config,
+            self._engine,
+            name=NAME if self.name is None else f"{self.name} engine",
+            model_path=self._model_path,
+            num_threads=cores_per_engine(layout),
+        )
+        layout = layout.reward_layout if number is None else layout.frozen_layout(number)
         self._servers = RayEngines(launch, layout, bundles, log_folder=log_folder, on_killed=restarts.allow)
         self._config, self._tolerance = config.reward, config.fault_tolerance
         self._addresses: list[EngineAddress] = []
@@ -49,7 +69,7 @@ class RewardEngines:
         return JudgeSpec(
             addresses=tuple(self._addresses),
             model_path=self._model_path,
-            is_embedding=self._config.engine.is_embedding,
+            is_embedding=self._engine.is_embedding,
             max_concurrency=self._config.max_concurrency,
         )
 
@@ -78,7 +98,11 @@ class RewardEngines:
 
     def describe(self) -> str:
         """One line for the start of a run."""
-        return f"{', '.join(self._servers.names)} will serve {self._model_path} to rewards"
+        return f"{', '.join(self._servers.names)} will serve {self._model_path} to {self._users}"
+
+    @property
+    def _users(self) -> str:
+        return "rewards" if self.name is None else f"user code as model {self.name}"
 
     @property
     def _check_interval_s(self) -> float:
@@ -115,25 +139,27 @@ class RewardEngines:
                 return
 
 
-def judge_model(config: RunConfig, starting_model: str) -> str:
-    """Folder or hub id of the judge. Folders are absolute: actors of a running Ray have other working folders."""
-    given = config.reward.engine.hf_checkpoint
+def judge_model(engine: RewardEngineConfig, starting_model: str) -> str:
+    """Folder or hub id of the model. Folders are absolute: actors of a running Ray have other working folders."""
+    given = engine.hf_checkpoint
     if given is None:
         return starting_model
     folder = Path(given).expanduser()
     return str(folder.resolve()) if folder.exists() else given
 
 
-def build_reward_launch(config: RunConfig, *, model_path: str, num_threads: int) -> EngineLaunch:
-    """Command and settings of one engine of the judge; its API key is set later.
+def build_reward_launch(
+    config: RunConfig, engine: RewardEngineConfig, *, model_path: str, num_threads: int, name: str = NAME
+) -> EngineLaunch:
+    """Command and settings of one engine of a frozen model; its API key is set later.
 
     Args:
+        name: of the engines, which a number follows.
         num_threads: cores it may use on a CPU.
     """
-    engine = config.reward.engine
     if reward_engine_kind(config) == RewardEngineKind.embedded:
         return EmbeddedLaunch(
-            name=NAME,
+            name=name,
             model_path=model_path,
             dtype=config.train.dtype,
             device=config.cluster.device,
@@ -145,7 +171,7 @@ def build_reward_launch(config: RunConfig, *, model_path: str, num_threads: int)
         )
     own = {"is_embedding": True} if engine.is_embedding else {}
     return SglangLaunch(
-        name=NAME,
+        name=name,
         model_path=model_path,
         dtype=config.train.dtype,
         device=config.cluster.device,

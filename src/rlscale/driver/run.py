@@ -33,6 +33,7 @@ from rlscale.control.signals import (
 )
 from rlscale.driver.engines import RunEngines
 from rlscale.driver.node_check import check_nodes
+from rlscale.driver.open_agent import open_agent
 from rlscale.driver.open_rewards import OpenRewards, open_rewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.trainer_spec import build_trainer_spec, starting_weights
@@ -52,6 +53,7 @@ from rlscale.observe.memory_request import REQUEST_FILE, driver_snapshots
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.group_generator import Generate
 from rlscale.types import EngineAddress
 
 
@@ -214,14 +216,18 @@ class Run:
             watchers.append(watch_bundles(bundles, limit_s=limit_s, report=self._observer.warn))
         async with watch_for_failures(watchers, diagnose=engines.find_dead):
             addresses = await self._start_processes(trainers, engines)
-            async with engines.open_pool(addresses) as pool:
+            async with (
+                engines.open_pool(addresses) as pool,
+                open_agent(self._prepared, pool, folder=self._folder.path) as agent,
+            ):
                 with open_rewards(self._prepared, engines.judge) as rewards:
                     if start.checkpoint is not None:
                         await trainers.load(start.checkpoint.folder)
                     recovery = None if pool is None else engines.build_recovery(trainers, pool)
-                    loop = self._build_loop(recovery or trainers, pool, rewards, start)
+                    loop = self._build_loop(recovery or trainers, pool, rewards, start, agent=agent)
                     restarters = [] if recovery is None or pool is None else engines.recovery_watchers(recovery, pool)
-                    async with watch_for_failures([*restarters, *engines.judge_watchers(rewards)]):
+                    watchers = [*engines.judge_watchers(rewards, pool), *engines.gateway_watchers()]
+                    async with watch_for_failures([*restarters, *watchers]):
                         if pool is not None:
                             await _connect(pool, recovery or trainers, start)
                         progress = await loop.run()
@@ -240,16 +246,24 @@ class Run:
         return await engines.start()
 
     def _build_loop(
-        self, trainers: Trainers, pool: EnginePool | None, rewards: OpenRewards | None, start: ResumePoint
+        self,
+        trainers: Trainers,
+        pool: EnginePool | None,
+        rewards: OpenRewards | None,
+        start: ResumePoint,
+        *,
+        agent: Generate | None,
     ) -> TrainingLoop:
         prepared = self._prepared
         timelines = build_timelines(prepared)
         deps = LoopDeps(
-            source=build_source(prepared, pool, rewards, folder=self._folder.path, timelines=timelines),
+            source=build_source(prepared, pool, rewards, folder=self._folder.path, timelines=timelines, agent=agent),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
-            evaluator=build_evaluator(prepared, pool, rewards, trainers=trainers, files=self._observer.evaluations),
+            evaluator=build_evaluator(
+                prepared, pool, rewards, trainers=trainers, files=self._observer.evaluations, agent=agent
+            ),
             pool=pool,
             stop=self._stop,
             hooks=build_hooks(prepared),
@@ -271,16 +285,22 @@ class Run:
         async with (
             watch_for_failures([engines.watch()], diagnose=engines.find_dead),
             engines.open_pool(await engines.start()) as pool,
+            watch_for_failures(engines.gateway_watchers()),
+            open_agent(self._prepared, pool, folder=self._folder.path) as agent,
         ):
             with open_rewards(self._prepared, engines.judge) as rewards:
                 assert pool is not None, "generation needs engines"
                 timelines = build_timelines(self._prepared)
-                source = build_source(self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines)
+                source = build_source(
+                    self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines, agent=agent
+                )
                 for rollout_id in range(start.progress.next_rollout):
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(
                     source=source,
-                    evaluator=build_evaluator(self._prepared, pool, rewards, files=self._observer.evaluations),
+                    evaluator=build_evaluator(
+                        self._prepared, pool, rewards, files=self._observer.evaluations, agent=agent
+                    ),
                     measured=self._prepared.measured,
                     observer=self._observer,
                     pool=pool,
@@ -288,7 +308,7 @@ class Run:
                     user_rollout=build_user_rollout(self._prepared, pool),
                     timelines=timelines,
                 )
-                async with watch_for_failures(engines.judge_watchers(rewards)):
+                async with watch_for_failures(engines.judge_watchers(rewards, pool)):
                     return await run_rollouts_only(build_loop_config(self._prepared), deps, start.progress)
 
 

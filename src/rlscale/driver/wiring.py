@@ -14,6 +14,7 @@ from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.driver.buffer_source import build_buffer_source
 from rlscale.driver.external_engines import are_local
 from rlscale.driver.open_rewards import OpenRewards
+from rlscale.driver.open_teachers import build_teachers
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.load_sets import EvalSet
@@ -30,6 +31,7 @@ from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
 from rlscale.rollout.group_filters import GroupFilters
+from rlscale.rollout.group_generator import Generate
 from rlscale.rollout.sft import labelled_group
 from rlscale.rollout.timeline import Timelines
 from rlscale.rollout.user_generate import UserGenerate
@@ -62,11 +64,13 @@ def build_source(
     *,
     folder: Path,
     timelines: Timelines | None = None,
+    agent: Generate | None = None,
 ) -> RolloutSource:
     """Labels, saved rollouts, rollouts of the buffer service, or rollouts that the engines generate.
 
     Args:
         folder: of the run.
+        agent: generates trajectories; None: a function of the user does, or one request.
     """
     given, config = prepared.sft or prepared.replay, prepared.config
     if given is not None:
@@ -75,7 +79,7 @@ def build_source(
     if reads_buffer(config):
         return build_buffer_source(prepared, pool, folder=folder, filters=_load_filters(prepared))
     assert rewards is not None, "samples of engines need rewards"
-    return GeneratedRollouts(
+    source = GeneratedRollouts(
         prompts=prepared.prompts,
         sessions=SessionFactory(
             pool,
@@ -87,8 +91,10 @@ def build_source(
         rewards=rewards.training,
         config=config,
         filters=_load_filters(prepared),
-        generate=_load_generate(prepared),
+        generate=_load_generate(prepared, agent=agent),
     )
+    source.set_teachers(build_teachers(config, vocab_size=prepared.vocab_size))
+    return source
 
 
 def _args(prepared: PreparedRun) -> Args:
@@ -162,7 +168,8 @@ def _build_user_evaluator(prepared: PreparedRun, pool: EnginePool, hook: UserHoo
         config=config,
         tokenizer=prepared.tokenizer,
     )
-    return UserEvaluator(hook, lambda version: sessions.open(0, (version, version)))
+    spans = config.eval.max_weight_versions != 1
+    return UserEvaluator(hook, lambda versions: sessions.open(0, versions), spans_versions=spans)
 
 
 def _load_whole(prepared: PreparedRun, key: str) -> UserHook | None:
@@ -175,8 +182,8 @@ def _load_whole(prepared: PreparedRun, key: str) -> UserHook | None:
     return UserHook(key=key, function=function, timeout_s=config.rollout.function_timeout_s, timeout_key=timeout_key)
 
 
-def _load_generate(prepared: PreparedRun, own: str | None = None) -> UserGenerate | None:
-    """The generate function of the user; None: there is none.
+def _load_generate(prepared: PreparedRun, own: str | None = None, *, agent: Generate | None = None) -> Generate | None:
+    """The generate function of the user, or the agent; None: there is none.
 
     Args:
         own: path of the function of an evaluation set; None: that of the run.
@@ -184,7 +191,7 @@ def _load_generate(prepared: PreparedRun, own: str | None = None) -> UserGenerat
     config = prepared.config
     key, path = "sampling.custom_generate_function_path", own or config.sampling.custom_generate_function_path
     if path is None:
-        return None
+        return agent
     function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
     return UserGenerate(function, timeout_s=config.sampling.generate_timeout_s)
 
@@ -196,12 +203,14 @@ def build_evaluator(
     *,
     trainers: Trainers | None = None,
     files: EvaluationFiles | None = None,
+    agent: Generate | None = None,
 ) -> Evaluator | UserEvaluator | None:
     """Evaluates `eval.prompt_data` or `eval.config`; None: the run has no evaluation sets.
 
     Args:
         trainers: measure the loss of labels, too. None: there are none.
         files: of the samples. None: they are not kept.
+        agent: as of `build_source`.
     """
     hook = _load_whole(prepared, "eval.function_path")
     if hook is not None and pool is not None and prepared.config.eval.interval is not None:
@@ -221,7 +230,7 @@ def build_evaluator(
         rewards=lambda each: rewards.of_set(each.name),
         config=config,
         held_out=held_out,
-        generate=lambda each: _load_generate(prepared, each.generate_path),
+        generate=lambda each: _load_generate(prepared, each.generate_path, agent=agent),
     )
     if files is not None:
         evaluator.keep_samples(files)
@@ -243,6 +252,7 @@ def _build_held_out_loss(prepared: PreparedRun, pool: EnginePool, trainers: Trai
             num_ranks=loop.num_ranks,
             context_ranks=loop.context_ranks,
             cost=loop.forward_cost,
+            shares_prefixes=loop.shares_prefixes,
         )
         for name, prompts in prepared.held_out.items()
     }
@@ -279,5 +289,6 @@ def _build_channel_spec(prepared: PreparedRun, *, run_folder: Path) -> ChannelSp
         timeout_s=60.0 * config.cluster.distributed_timeout_minutes,
         folder=Path(config.train.weight_folder or run_folder / "weights").absolute(),
         model_folder=Path(prepared.model_path),
+        num_adapters=config.rollout.max_staleness + 1,
         pause_mode=config.rollout.pause_mode,
     )

@@ -12,6 +12,7 @@ import pytest
         ("rlscale.driver.trainer", {"torch", "transformers"}),
         ("rlscale.worker", {"ray", "torch", "transformers"}),
         ("rlscale.cli.serve", {"hydra", "pydantic", "rlscale.config"}),
+        ("rlscale.agents.verifiers_server", {"hydra", "numpy", "omegaconf", "ray", "torch"}),
     ],
 )
 def test_imports_are_light(module: str, absent: set[str]) -> None:

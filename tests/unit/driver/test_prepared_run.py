@@ -42,6 +42,30 @@ def test_the_loop_gets_the_cost_of_its_model(tmp_path: Path) -> None:
     assert build_loop_config(run).forward_cost == expected.forward_cost
 
 
+def test_epochs_count_the_rollouts_of_all_whole_batches(tmp_path: Path) -> None:
+    run = prepared(tmp_path, "data.num_rollout=null", "data.num_epoch=3", "batch.rollout_batch_size=8")
+    assert (run.num_rollouts, run.rollouts_per_epoch) == (3 * (100 // 8), 100 // 8)
+    run = prepared(tmp_path, "data.num_rollout=5", "data.num_epoch=3", "batch.rollout_batch_size=8")
+    assert (run.num_rollouts, run.rollouts_per_epoch) == (5, None)
+
+
+def supervised(folder: Path, *overrides: str) -> PreparedRun:
+    data = folder / "held_out.jsonl"
+    data.write_text('{"prompt": "1+1=", "label": "2"}\n' * 50)
+    own = ("algo=sft", "batch.rollout_batch_size=8", "batch.n_samples_per_prompt=1", "reward.type=exact_match")
+    return prepared(folder, *own, "eval.interval=1", f"eval.prompt_data=[few,{data}]", *overrides)
+
+
+def test_the_loss_on_held_out_labels_has_as_many_batches_as_the_key_says(tmp_path: Path) -> None:
+    held_out = supervised(tmp_path, "eval.num_batches=2").held_out
+    assert {name: len(prompts) for name, prompts in held_out.items()} == {"few": 2 * 8}
+
+
+def test_without_engines_supervised_training_has_no_evaluation_by_generation(tmp_path: Path) -> None:
+    assert supervised(tmp_path, "reward.type=exact_match").layout.num_engines == 1
+    assert supervised(tmp_path, "eval.num_batches=2", "debug.train_only=true").layout.num_engines == 0
+
+
 def test_without_balancing_no_cost_is_needed(tmp_path: Path) -> None:
     assert build_loop_config(prepared(tmp_path)).forward_cost is None
 

@@ -24,7 +24,8 @@ def judged(*overrides: str) -> RunConfig:
 
 
 def arguments(*overrides: str) -> dict[str, Any]:
-    return build_reward_launch(judged(*overrides), model_path="judge", num_threads=1).arguments(PLACE)
+    config = judged(*overrides)
+    return build_reward_launch(config, config.reward.engine, model_path="judge", num_threads=1).arguments(PLACE)
 
 
 def test_the_kind_is_that_of_the_rollout_engines_unless_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +42,7 @@ def test_a_reward_model_is_an_embedding_model_of_sglang(monkeypatch: pytest.Monk
             "reward.engine.server_args={mem_fraction_static: 0.5}",
         ]
     )
-    launch = build_reward_launch(config, model_path="rm", num_threads=1)
+    launch = build_reward_launch(config, config.reward.engine, model_path="rm", num_threads=1)
     given = launch.arguments(PLACE)
     assert given["is_embedding"] is True
     assert (given["context_length"], given["mem_fraction_static"]) == (512, 0.5)
@@ -55,9 +56,9 @@ def test_a_reward_model_is_an_embedding_model_of_sglang(monkeypatch: pytest.Monk
 def test_the_model_is_the_starting_one_unless_it_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge").mkdir()
-    assert judge_model(judged(), "start") == "start"
-    assert judge_model(judged("reward.engine.hf_checkpoint=judge"), "start") == str(tmp_path / "judge")
-    assert judge_model(judged("reward.engine.hf_checkpoint=Qwen/Qwen3-4B"), "start") == "Qwen/Qwen3-4B"
+    assert judge_model(judged().reward.engine, "start") == "start"
+    assert judge_model(judged("reward.engine.hf_checkpoint=judge").reward.engine, "start") == str(tmp_path / "judge")
+    assert judge_model(judged("reward.engine.hf_checkpoint=Qwen/Qwen3-4B").reward.engine, "start") == "Qwen/Qwen3-4B"
 
 
 def test_a_plan_shows_the_engines() -> None:

@@ -9,11 +9,12 @@ import pytest
 from rlscale.config import load_config
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.driver.wiring import build_hooks, build_source, build_user_rollout
+from rlscale.driver.wiring import build_hooks, build_source, build_timelines, build_user_rollout
 from rlscale.errors import HookError
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
 from tests.unit.control.simulation import Prompts, SimulatedEngine
+from tests.unit.rollout.test_timeline import group_of
 
 MODULE = """
 import asyncio
@@ -50,9 +51,26 @@ def prepared(folder: Path, *overrides: str) -> PreparedRun:
         ]
     )
     found = SimpleNamespace(
-        config=config, model_path="m", tokenizer=None, routes=None, prompts=Prompts(), sft=None, replay=None
+        config=config,
+        model_path="m",
+        tokenizer=None,
+        vocab_size=8,
+        routes=None,
+        prompts=Prompts(),
+        sft=None,
+        replay=None,
     )
     return cast(PreparedRun, found)
+
+
+@pytest.mark.parametrize(("number", "num_groups"), [(0, 0), (4, 2)])
+def test_timelines_keep_as_many_trajectories_as_the_key_says(tmp_path: Path, number: int, num_groups: int) -> None:
+    timelines = build_timelines(prepared(tmp_path, f"logging.num_timelines={number}"))
+    assert timelines is not None
+    for index in range(6):
+        timelines.open([2 * index, 2 * index + 1])
+        timelines.close(group_of(index), "trained")
+    assert len(timelines.close_page().groups) == num_groups
 
 
 @pytest.fixture(autouse=True)

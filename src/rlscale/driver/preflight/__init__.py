@@ -17,9 +17,12 @@ from rlscale.config import EngineKind, RunConfig
 from rlscale.config.errors import ALL_KEYS
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.judge import RewardEngineKind
+from rlscale.config.groups.sandbox import SandboxKind
+from rlscale.config.installed import is_installed
 from rlscale.config.passthrough.sglang_python import check_python
 from rlscale.config.rules import (
     Rule,
+    asks_teachers,
     attention_groups,
     has_reward_engines,
     pipeline_stages,
@@ -28,6 +31,7 @@ from rlscale.config.rules import (
     uses_sglang_router,
 )
 from rlscale.config.user_functions import check_hooks
+from rlscale.driver.preflight.agent_checks import check_agent
 from rlscale.driver.preflight.buffer_service import check_buffer
 from rlscale.driver.preflight.data_files import check_prompts, check_replay
 from rlscale.driver.preflight.eval_checks import check_eval_functions, check_eval_sets
@@ -46,6 +50,7 @@ from rlscale.driver.preflight.run_paths import (
     check_unfinished_run,
 )
 from rlscale.driver.warmup import ORIGIN, warmup_config, warmup_is_used
+from rlscale.engines.scripted.script import load_script
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.model_path import check_model_path
 from rlscale.observe.trackers.check_trackers import check_trackers
@@ -99,6 +104,18 @@ def check_sizes_on_cpu(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def check_script(config: RunConfig) -> list[Problem]:
+    """Problems of the script of `rollout.script_path`."""
+    path = config.rollout.script_path
+    if config.rollout.engine != EngineKind.scripted or path is None or not uses_engines(config):
+        return []
+    try:
+        load_script(path)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
+
+
 def check_external(config: RunConfig) -> list[Problem]:
     """Problems of external engines that do not answer or do not fit the run."""
     addresses = config.rollout.external_engine_addrs
@@ -108,6 +125,16 @@ def check_external(config: RunConfig) -> list[Problem]:
     from rlscale.driver.external_engines import ServerNeeds, check_servers
 
     return check_servers(addresses, ServerNeeds.of(config), proxy=config.network.http_proxy)
+
+
+def check_teachers(config: RunConfig) -> list[Problem]:
+    """Problems of the servers of teachers that do not answer."""
+    if not asks_teachers(config):
+        return []
+    # Imported here: the HTTP client takes a tenth of a second, and few runs have such teachers.
+    from rlscale.driver.open_teachers import find_silent_servers
+
+    return find_silent_servers(config)
 
 
 def check_judge(config: RunConfig) -> list[Problem]:
@@ -131,6 +158,27 @@ def check_cluster(config: RunConfig) -> list[Problem]:
     from rlscale.cluster.ray_session import check_local_gpus  # as above
 
     return check_local_gpus(build_layout(config))
+
+
+def check_sandbox(config: RunConfig) -> list[Problem]:
+    """The problem of a sandbox that does not start on this machine."""
+    kind = config.sandbox.kind
+    if kind is None or config.run.rehearsal or (kind == SandboxKind.docker and not is_installed("docker")):
+        return []  # `check_packages` reports a missing package
+    if kind == SandboxKind.fusion and config.sandbox.url is None:
+        return []  # a rule reports the missing key
+    if missing := [path for path in config.sandbox.read_only_folders if not Path(path).exists()]:
+        path, fix = "sandbox.read_only_folders", "create it, or remove it"
+        return [Problem(path=path, rule="name existing paths", value=missing[0], fix=fix)]
+    # Imported here: the clients of services take a tenth of a second, and few runs have sandboxes.
+    from rlscale.sandboxes.open_sandboxes import find_sandbox_fault
+
+    fault = find_sandbox_fault(config.sandbox)
+    if fault is None:
+        return []
+    fix = "use a machine on which it works, or remove the key"
+    rule, value = "name sandboxes that start here", f"{config.sandbox.kind} ({fault})"
+    return [Problem(path="sandbox.kind", rule=rule, value=value, fix=fix)]
 
 
 def check_warmup(config: RunConfig) -> list[Problem]:
@@ -168,10 +216,14 @@ CHECKS: tuple[Check, ...] = (
     check_logging,
     check_sglang,
     check_external,
+    check_teachers,
+    check_script,
     check_buffer,
+    check_sandbox,
     check_cluster,
     check_warmup,
     check_hooks,
+    check_agent,
     check_eval_functions,
 )
 """All checks, in the order in which their problems are reported."""

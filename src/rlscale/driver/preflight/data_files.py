@@ -7,12 +7,14 @@ from pathlib import Path
 from rlscale.config import DataConfig, RunConfig, prompt_paths
 from rlscale.config.installed import is_installed
 from rlscale.config.rules import learns_conversations, only_evaluates
-from rlscale.data.data_paths import PARQUET, SUFFIXES, find_data_files, is_missing, resolve_data_path
+from rlscale.data.data_paths import PARQUET, SUFFIXES, files_to_name, find_data_files, is_missing, resolve_data_path
+from rlscale.data.downloads import command_for
 from rlscale.data.first_rows import check_first_rows
 from rlscale.data.rows import BadRowError
 from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.errors import DataError, Problem
-from rlscale.models.chat_template import ChatTemplate, read_chat_template, tiny_chat_template
+from rlscale.models.chat_template import ChatTemplate, read_chat_template
+from rlscale.models.tiny_tokenizer import tiny_chat_template
 
 FILE_EXISTS = "name a file that exists"
 """The rule that a data file breaks which is not on this machine."""
@@ -67,7 +69,7 @@ def read_template(config: RunConfig, *, applies: bool) -> ChatTemplate | None:
     if not applies:
         return None
     if config.model.build is not None:
-        return tiny_chat_template()
+        return tiny_chat_template(config.model.build)
     folder = starting_folder(config)
     return None if folder is None else read_chat_template(folder)
 
@@ -101,9 +103,13 @@ def check_file(
     assert path is not None, "every evaluation set has a file"
     file = resolve_data_path(path)
     if is_missing(path):
-        return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"looked for {file.absolute()}")]
+        command = command_for(file)
+        fix = f"get it by `{command}`; looked" if command else "looked"
+        return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"{fix} for {file.absolute()}")]
     if not is_read:
         return []
+    if file.is_dir():
+        return [Problem(path=key, rule="name a file", value=f"the folder {path}", fix=files_to_name(file))]
     try:
         if any(each.suffix == PARQUET for each in find_data_files(path)) and not is_installed("pyarrow"):
             return []  # reported by the check of packages

@@ -10,10 +10,11 @@ from rlscale.architectures.hf_config import local_model_folder, read_config_json
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
 from rlscale.config import LossType, ModelConfig, RunConfig, TrainBackendName, uses_critic, uses_teacher
+from rlscale.config.rules.model import architecture_field
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.adapter_targets import check_targets
 from rlscale.models.model_path import check_offline, looks_like_path
-from rlscale.models.parameter_names import folder_parameters, tiny_parameters
+from rlscale.models.parameter_names import folder_parameters, merged_by_megatron, tiny_parameters
 from rlscale.models.resolve_model import check_model, is_hf_folder
 from rlscale.training.modules.freeze import trained_names
 
@@ -69,7 +70,9 @@ def check_roles(config: RunConfig) -> list[Problem]:
     if model.ref_load not in checked or model.ref_ckpt_step is not None:
         step = model.ref_ckpt_step
         problems += _check_source("model.ref_load", model, model.ref_load, backend=backend, rollout_id=step)
-    if uses_teacher(config.algo):  # of any architecture: the policy's fields do not apply
+    if (
+        uses_teacher(config.algo) and model.teacher_load is not None
+    ):  # of any architecture: the policy's fields do not apply
         problems += _check_source("model.teacher_load", ModelConfig(), model.teacher_load, backend=backend)
     if uses_critic(config.algo) and config.critic.load not in checked:
         problems += _check_source("critic.load", model, config.critic.load, backend=backend)
@@ -89,7 +92,7 @@ def check_trained_parameters(config: RunConfig) -> list[Problem]:
     problems: list[Problem] = []
     if has_patterns:
         try:
-            trained_names(names, train)
+            trained_names(names, train, merged=_merged_names(config, names))
         except ConfigError as error:
             problems += error.problems
         except re.error:
@@ -134,6 +137,13 @@ def _parameter_names(config: RunConfig) -> list[str] | None:
         return None
     given = ("num_layers", "tie_word_embeddings", "first_k_dense_replace")
     return tiny_parameters(model.build, {name: getattr(model, name) for name in given})
+
+
+def _merged_names(config: RunConfig, names: list[str]) -> list[list[str]]:
+    """Groups of parameters that the backend keeps in one tensor each."""
+    if config.train.backend != TrainBackendName.megatron:
+        return []
+    return merged_by_megatron(names, architecture_field(config.model, "model_type"))
 
 
 def _check_tokenizer(config: RunConfig) -> list[Problem]:

@@ -15,6 +15,7 @@ from operator import attrgetter
 from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, TrainBackendName, prompt_paths
 from rlscale.config.errors import show
 from rlscale.config.groups.model import MegatronToHf
+from rlscale.config.groups.sandbox import SandboxKind
 from rlscale.config.installed import installed_version, is_installed
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules import builtin_rewards, only_evaluates, uses_engines
@@ -60,12 +61,12 @@ def _uses_bridge(config: RunConfig) -> bool:
     return _uses_megatron(config) and config.model.megatron_to_hf_mode == MegatronToHf.bridge
 
 
-def _uses_flash_attention(config: RunConfig) -> bool:
+def _uses_flash_attention(config: RunConfig, kind: AttnImplementation) -> bool:
     """Whether transformers computes the attention: with several context-parallel ranks rlscale does."""
     return (
         _trains_with(config, TrainBackendName.fsdp)
         and config.cluster.device == Device.cuda
-        and config.fsdp.attn_implementation == AttnImplementation.flash_attention_2
+        and config.fsdp.attn_implementation == kind
         and config.fsdp.context_parallel_size == 1
     )
 
@@ -160,6 +161,15 @@ NEEDED_PACKAGES: tuple[NeededPackage, ...] = (
         is_needed=_uses_bridge,
     ),
     NeededPackage(
+        key="sandbox.kind",
+        rule="be subprocess or fusion without {}",
+        modules={"docker": "docker"},
+        install="pip install 'rlscale[docker]'",
+        instead="set sandbox.kind=subprocess",
+        place=PackagePlace.driver,
+        is_needed=lambda config: config.sandbox.kind == SandboxKind.docker,
+    ),
+    NeededPackage(
         key="fsdp.attn_implementation",
         rule="be sdpa or eager without {}",
         modules={"flash_attn": "flash-attn"},
@@ -167,8 +177,19 @@ NEEDED_PACKAGES: tuple[NeededPackage, ...] = (
         install="pip install flash-attn --no-build-isolation",
         instead="set fsdp.attn_implementation=sdpa, with the flash attention that comes with torch",
         place=PackagePlace.trainers,
-        is_needed=_uses_flash_attention,
+        is_needed=lambda config: _uses_flash_attention(config, AttnImplementation.flash_attention_2),
         substitute="kernels",  # with it transformers downloads the same attention
+    ),
+    NeededPackage(
+        key="fsdp.attn_implementation",
+        rule="be flash_attention_2, sdpa or eager without {}",
+        # Without its own package, which must be built for the GPU, transformers downloads it with kernels.
+        modules={"flash_attn_interface": "kernels"},
+        install="pip install kernels",
+        instead="set fsdp.attn_implementation=sdpa, with the flash attention that comes with torch",
+        place=PackagePlace.trainers,
+        is_needed=lambda config: _uses_flash_attention(config, AttnImplementation.flash_attention_3),
+        substitute="kernels",
     ),
     NeededPackage(
         key="train.lora.rank",
@@ -187,6 +208,15 @@ NEEDED_PACKAGES: tuple[NeededPackage, ...] = (
         instead="set cluster.offload_train_mode=move",
         place=PackagePlace.trainers,
         is_needed=_pauses_memory,
+    ),
+    NeededPackage(
+        key="agent.mcp_servers",
+        rule="be null without {}",
+        modules={"mcp": "mcp"},
+        install="pip install 'rlscale[agents]'",
+        instead="remove it",
+        place=PackagePlace.driver,
+        is_needed=lambda config: uses_engines(config) and config.agent.mcp_servers is not None,
     ),
     *_needs_graders("reward.type", instead="choose reward=exact_match"),
     *_needs_graders("reward.functions", instead="name other rewards"),

@@ -11,8 +11,9 @@ import pytest
 
 from rlscale.driver.preflight.data_files import check_prompts, check_replay
 from rlscale.driver.preflight.eval_checks import check_eval_sets
-from rlscale.models.chat_template import read_chat_template, tiny_chat_template
+from rlscale.models.chat_template import read_chat_template
 from rlscale.models.resolve_model import resolve_model
+from rlscale.models.tiny_tokenizer import tiny_chat_template
 from tests.unit.config.rules.valid_config import SFT, Values, config_with
 
 CHAT: Values = {"data.apply_chat_template": True}
@@ -144,7 +145,7 @@ def hostile(name: str, folder: Path) -> str:
     ("name", "message"),
     [
         ("fifo", "pipe.jsonl must be a regular file, got a fifo, which can be read only once; copy it to a file: cat "),
-        ("folder", "rows must be a file, got a folder; name its files: {folder}/rows/*.jsonl (a.jsonl)"),
+        ("folder", "must name a file, got the folder {folder}/rows; name its files: {folder}/rows/*.jsonl (a.jsonl)"),
         ("slice", "must have at least one usable prompt, got none; it has no rows"),
         ("no slice", "must end in a slice as @[start:stop] or @[start:stop:step], got @[1,2]; write integers of at"),
         ("gzip", "a.jsonl.gz must be a complete gzip file, got a damaged one"),
@@ -270,7 +271,7 @@ def test_a_template_is_rendered_as_by_its_tokenizer(tmp_path: Path) -> None:
     folder = Path(resolve_model(config_with({"model.cache_dir": str(tmp_path)}).model))
     messages = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tokenize=False)
-    for template in (read_chat_template(folder), tiny_chat_template()):
+    for template in (read_chat_template(folder), tiny_chat_template("tiny_qwen3")):
         assert template is not None
         assert template.render(messages, generation_prompt=False) == expected
 

@@ -216,6 +216,18 @@ def test_patterns_match_parameters_of_the_model(values: dict[str, object], expec
     assert check_trained_parameters(config_with({**values, "debug.rollout_only": True})) == []
 
 
+@pytest.mark.parametrize("build", ["tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"])
+def test_patterns_match_whole_parameters_of_megatron(build: str) -> None:
+    part, whole = ({"train.freeze_params": [each]} for each in ("k_proj|kv_b_proj", r"self_attn\.[qkv]"))
+    megatron = {"train.backend": "megatron", "model.build": build}
+    found = check_trained_parameters(config_with({**part, **megatron}))
+    # Latent attention has a separate parameter for each projection.
+    assert [problem.path for problem in found] == ["train.freeze_params"] * (build != "tiny_deepseek_v3")
+    assert all("must match all or none of model.layers.0.self_attn.q_proj.weight, " in str(each) for each in found)
+    assert check_trained_parameters(config_with({**whole, **megatron})) == []
+    assert check_trained_parameters(config_with({**part, **megatron, "train.backend": "fsdp"})) == []
+
+
 def test_good_patterns() -> None:
     for values in (
         {"train.only_train_params": [r"layers\.0\.", "norm"]},

@@ -29,11 +29,24 @@ CASES: list[tuple[str, Values, str]] = [
         f"{ON_EVERY_NODE}, or remove it",
     ),
     (
+        "docker",
+        {"sandbox.kind": "docker", "sandbox.image": "python:3.11"},
+        "sandbox.kind must be subprocess or fusion without docker, got docker; pip install 'rlscale[docker]', or set "
+        "sandbox.kind=subprocess",
+    ),
+    (
         "flash_attn",
         ON_CUDA,
         "fsdp.attn_implementation must be sdpa or eager without flash-attn, got flash_attention_2; pip install "
         f"flash-attn --no-build-isolation {ON_EVERY_NODE}, or set fsdp.attn_implementation=sdpa, with the flash "
         "attention that comes with torch",
+    ),
+    (
+        "flash_attn_interface",
+        {**ON_CUDA, "fsdp.attn_implementation": "flash_attention_3"},
+        "fsdp.attn_implementation must be flash_attention_2, sdpa or eager without kernels, got flash_attention_3; pip "
+        f"install kernels {ON_EVERY_NODE}, or set fsdp.attn_implementation=sdpa, with the flash attention "
+        "that comes with torch",
     ),
     (
         "peft",
@@ -46,6 +59,11 @@ CASES: list[tuple[str, Values, str]] = [
         {**ON_CUDA, "fsdp.attn_implementation": "sdpa", "cluster.offload_train": True},
         "cluster.offload_train_mode must be move without torch-memory-saver, got tms; pip install 'rlscale[gpu]' "
         f"{ON_EVERY_NODE}, or set cluster.offload_train_mode=move",
+    ),
+    (
+        "mcp",
+        {"agent.mcp_servers": ["a"]},
+        "agent.mcp_servers must be null without mcp, got [\"a\"]; pip install 'rlscale[agents]', or remove it",
     ),
     (
         "math_verify",
@@ -102,7 +120,7 @@ IDS = [f"{module}-{number}" for number, (module, *_) in enumerate(CASES)]
 @pytest.fixture(autouse=True)
 def all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes packages that need a GPU importable."""
-    for name in ("flash_attn", "torch_memory_saver"):
+    for name in ("flash_attn", "flash_attn_interface", "torch_memory_saver"):
         module = type(sys)(name)
         module.__spec__ = metadata.__spec__
         monkeypatch.setitem(sys.modules, name, module)

@@ -16,6 +16,7 @@ from rlscale.driver.preflight import (
     OF_WHOLE_CONFIGS,
     check_cluster,
     check_run,
+    check_script,
     check_sizes_on_cpu,
     check_warmup,
 )
@@ -105,6 +106,15 @@ def test_the_model_of_a_judge_is_checked(tmp_path: Path) -> None:
 def test_a_judge_on_sglang_needs_its_interpreter() -> None:
     judged = ["reward.type=judge", "reward.engine.num_gpus=1", "reward.engine.kind=sglang"]
     assert paths([*judged, f"sglang.python={sys.executable}_gone"]) == ["sglang.python"]
+
+
+def test_the_script_of_a_scripted_engine_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    config = config_with({"rollout.engine": "scripted", "rollout.script_path": str(file), "debug.rollout_only": True})
+    (problem,) = check_script(config)
+    assert str(problem) == f"rollout.script_path must name an existing file, got {file}; check the path"
+    file.write_text('{"answers": ["a"]}')
+    assert check_script(config) == []
 
 
 def test_an_odd_list_of_evaluation_files_is_left_to_its_rule() -> None:
@@ -216,3 +226,17 @@ def test_a_rehearsal_does_not_have_the_limits_of_sglang_on_a_cpu() -> None:
     for groups in (("sglang.attn_dp_size=2",), ("sglang.enable_dp_attention=true", "sglang.dp_size=2")):
         paths |= {problem.path for problem in check_sizes_on_cpu(load_config(["rollout=sglang", *sizes, *groups]))}
     assert len(paths) == 4 and paths <= NOT_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wrong"),
+    [
+        (["agent.command=[no-such-agent,--fast]"], ["agent.command.0"]),
+        (["agent.function_path=no_such_module:agent"], ["agent.function_path"]),
+        (["agent.function_path=json:loads"], ["agent.function_path"]),
+    ],
+)
+def test_agents_that_are_not_found_are_reported_before_the_run(overrides: list[str], wrong: list[str]) -> None:
+    assert paths(overrides) == wrong
+    for right in ("agent.command=[python,my_agent.py]", "agent.function_path=operator:add"):
+        assert check_run(load_config(["experiment=quickstart", right])) == []

@@ -1,0 +1,49 @@
+"""Checks of the agent of a run: its tools can be imported, its servers list theirs, and its command exists."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from rlscale.config import RunConfig
+from rlscale.config.installed import is_installed
+from rlscale.config.rules import has_tools, uses_engines
+from rlscale.errors import ConfigError, Problem
+
+
+def check_agent(config: RunConfig) -> list[Problem]:
+    """Problems of `agent.tools`, `agent.mcp_servers` and `agent.command`. Starts servers that are commands, and ends
+    them again.
+    """
+    agent = config.agent
+    if not uses_engines(config):
+        return []
+    if agent.command is not None:
+        return _check_command(agent.command[0])
+    return _check_tools(config) if has_tools(config) else []
+
+
+def _check_tools(config: RunConfig) -> list[Problem]:
+    # Imported here: tools need numpy, which a run without them must not wait for.
+    from rlscale.agents.load_tools import check_server_names, load_servers, load_tools
+    from rlscale.agents.tool import Tool
+
+    agent, problems, tools = config.agent, list[Problem](), list[Tool]()
+    try:
+        tools = load_tools(agent.tools or [])
+    except ConfigError as error:
+        problems += error.problems
+    if not agent.mcp_servers or not is_installed("mcp"):  # `check_packages` reports the missing package
+        return problems
+    try:
+        servers = asyncio.run(load_servers(agent.mcp_servers, timeout_s=agent.tool_timeout_s))
+    except ConfigError as error:
+        return [*problems, *error.problems]
+    return problems + check_server_names(tools, servers)
+
+
+def _check_command(program: str) -> list[Problem]:
+    if program == "python" or shutil.which(program) is not None:
+        return []
+    fix = "install the program, or write its full path"
+    return [Problem(path="agent.command.0", rule="be a program that can be executed", value=program, fix=fix)]
