@@ -23,7 +23,18 @@ from typing import IO, Any
 import numpy as np
 
 from rlscale.errors import DataError
-from rlscale.types import REWARDS, Failure, FailureCause, Group, Prompt, Sample, SampleStatus, WeightVersion
+from rlscale.types import (
+    REWARDS,
+    Failure,
+    FailureCause,
+    Group,
+    Int32,
+    Prompt,
+    Sample,
+    SampleStatus,
+    UInt8,
+    WeightVersion,
+)
 
 FOLDER, ABOUT_FILE, REGRADE = "evaluations", "evaluation.json", ".regrade"
 _COMPLETE = re.compile(r"v\d{8,}(\.regrade)?")
@@ -205,7 +216,8 @@ def _sample_record(sample: Sample, prompt: Prompt) -> dict[str, Any]:
         "reward": sample.reward,
         "response": sample.response,
         "response_ids": sample.response_ids,
-        "loss_mask": [[value, len(list(same))] for value, same in groupby(sample.loss_mask.tolist())],
+        "loss_mask": _runs(sample.loss_mask),
+        "weight_versions": _runs(sample.weight_versions),
         "metadata": sample.metadata,
     }
     if sample.failure is not None:
@@ -218,6 +230,9 @@ def _sample_record(sample: Sample, prompt: Prompt) -> dict[str, Any]:
 
 def read_group(record: Mapping[str, Any], *, version: WeightVersion) -> Group:
     """The group of a line, without rewards: `group_record` in reverse.
+
+    Args:
+        version: of tokens in files without their versions.
 
     Samples whose grader failed are among the others, as they can be graded; logprobs were not kept and are 0.
     """
@@ -250,10 +265,9 @@ def _read_sample(record: Mapping[str, Any], prompt: Prompt, *, group_index: int,
         index=record["index"], group_index=group_index, prompt=prompt, seed=record["seed"], path=record["path"]
     )
     ids: Sequence[int] = record["response_ids"]
-    sample.append(ids, logprobs=np.zeros(len(ids), np.float32), weight_versions=[version] * len(ids))
-    runs = record["loss_mask"]
-    values, numbers = [value for value, _ in runs], [number for _, number in runs]
-    sample.loss_mask = np.repeat(np.asarray(values, np.uint8), np.asarray(numbers, np.int64))
+    versions = _expand(record.get("weight_versions", [[version, len(ids)]]))
+    sample.append(ids, logprobs=np.zeros(len(ids), np.float32), weight_versions=versions)
+    sample.loss_mask = _expand(record["loss_mask"]).astype(np.uint8)
     sample.response, sample.status = record["response"], SampleStatus(record["status"])
     sample.metadata = {name: value for name, value in record["metadata"].items() if name != REWARDS}
     failure = record.get("failure")
@@ -264,3 +278,14 @@ def _read_sample(record: Mapping[str, Any], prompt: Prompt, *, group_index: int,
         else:
             sample.failure = Failure(cause=cause, message=failure["message"])
     return sample
+
+
+def _runs(values: UInt8 | Int32) -> list[list[int]]:
+    """Run-length encoding of a column that is nearly constant."""
+    return [[value, len(list(same))] for value, same in groupby(values.tolist())]
+
+
+def _expand(runs: Sequence[Sequence[int]]) -> Int32:
+    """The column of `_runs`."""
+    values, numbers = [value for value, _ in runs], [number for _, number in runs]
+    return np.repeat(np.asarray(values, np.int32), np.asarray(numbers, np.int64))

@@ -35,7 +35,7 @@ class RolloutFiles:
 
 
 CONSTANT_ROLLOUTS = 5
-"""Rollouts in a row with equal rewards before a warning."""
+"""Rollouts in a row with equal rewards, in the rollout or in each of its groups, before a warning."""
 
 
 class Observer:
@@ -48,11 +48,19 @@ class Observer:
         sinks: Sequence[MetricSink],
         diff_limit: float,
         files: RolloutFiles | None = None,
+        learns_from_differences: bool = False,
     ) -> None:
+        """Opens nothing; the sinks and files are open.
+
+        Args:
+            learns_from_differences: a group whose rewards are all equal has no gradient.
+        """
         self.console, self._sink, self._diff_limit = console, CombinedSink(sinks), diff_limit
         self._files = files or RolloutFiles()
         self.warnings: list[str] = []
         self._num_constant = 0  # rollouts in a row with one and the same reward
+        self._num_flat = 0  # rollouts in a row without a group that has a gradient
+        self._learns_from_differences = learns_from_differences
 
     @property
     def evaluations(self) -> EvaluationFiles | None:
@@ -136,13 +144,22 @@ class Observer:
             )
 
     def _check_rewards(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Warns once about rewards that are all equal: a reward that never works, or a task that is solved."""
+        """Warns once about rewards that are all equal, in the rollout or in each group: there is no gradient."""
         self._num_constant = self._num_constant + 1 if metrics.get("reward/std") == 0 else 0
         if self._num_constant == CONSTANT_ROLLOUTS:
             self.warn(
                 f"rollouts {step - CONSTANT_ROLLOUTS + 1} to {step}: every reward is {metrics['reward/mean']:g}, so "
                 "that there is nothing to learn from; read some responses in samples.jsonl, and check the reward and "
                 "the labels"
+            )
+        # Each group has one reward, and not all groups the same: a task that is solved or out of reach, by prompt.
+        is_flat = self._learns_from_differences and metrics.get("reward/flat_groups") == 1 and not self._num_constant
+        self._num_flat = self._num_flat + 1 if is_flat else 0
+        if self._num_flat == CONSTANT_ROLLOUTS:
+            self.warn(
+                f"rollouts {step - CONSTANT_ROLLOUTS + 1} to {step}: all groups are flat (reward/flat_groups=1): the "
+                "samples of each prompt have equal rewards, so that nothing is learned; use prompts of other "
+                "difficulty, more samples per prompt (batch.n_samples_per_prompt), or a reward with intermediate values"
             )
 
     def rewind(self, step: int) -> None:

@@ -1,6 +1,7 @@
 """Log of rollouts for `rlscale-report`: a few complete samples, counts of all rewards and lengths.
 
 <run>/samples.jsonl          one line per selected sample: text, tokens, logprobs of engine and trainer, weight versions
+<run>/trajectories.jsonl     one line per trajectory of these samples, and of some failed ones: its tree of turns
 <run>/distributions.jsonl    one line per rollout: counts of each reward and each length
 """
 
@@ -8,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rlscale.observe.step_lines import StepLines
+from rlscale.observe.trajectory_tree import trajectory_tree
 from rlscale.types import Float32, Group, Sample
 
-SAMPLES_FILE, DISTRIBUTIONS_FILE = "samples.jsonl", "distributions.jsonl"
+SAMPLES_FILE, DISTRIBUTIONS_FILE, TRAJECTORIES_FILE = "samples.jsonl", "distributions.jsonl", "trajectories.jsonl"
 LEDGER_FILE, TIMELINES_FILE = "ledger.jsonl", "timelines.jsonl"  # which the loop writes
 MAX_VALUES = 64
 """A distribution with more distinct values is stored as this many bins of equal width."""
@@ -47,7 +49,7 @@ class TokenTexts:
 
 
 class RolloutLog:
-    """Writes both files. The loop calls `write` once for each rollout, after training on it.
+    """Writes the files. The loop calls `write` once for each rollout, after training on it.
 
     Args:
         folder: run folder.
@@ -64,6 +66,7 @@ class RolloutLog:
     def __init__(self, folder: Path, *, num_samples: int, text_of: Callable[[int], str], resume_at_step: int) -> None:
         self._num_samples, self._text_of = num_samples, text_of
         self._samples = StepLines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
+        self._trajectories = StepLines(folder / TRAJECTORIES_FILE, resume_at_step=resume_at_step)
         self._distributions = StepLines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
 
     def choose(self, groups: Sequence[Group]) -> tuple[int, ...]:
@@ -98,17 +101,30 @@ class RolloutLog:
         self._distributions.append([record])
         if self._samples is not None:
             self._samples.append([self._record(step, samples[i], values) for i, values in sorted(logprobs.items())])
+            self._trajectories.append([{"step": step, **each} for each in self._trees(groups, samples, logprobs)])
 
     def rewind(self, step: int) -> None:
         """Removes this rollout and later: the run returned to a checkpoint and repeats them."""
-        for lines in (self._samples, self._distributions):
+        for lines in (self._samples, self._trajectories, self._distributions):
             if lines is not None:
                 lines.rewind(step)
 
     def close(self) -> None:
-        for lines in (self._samples, self._distributions):
+        for lines in (self._samples, self._trajectories, self._distributions):
             if lines is not None:
                 lines.close()
+
+    def _trees(
+        self, groups: Sequence[Group], samples: Sequence[Sample], logprobs: Mapping[int, Float32]
+    ) -> Iterator[dict[str, Any]]:
+        """Trajectories of the selected samples, each once, and some that failed."""
+        chosen = {samples[i].index: samples[i].group_index for i in sorted(logprobs)}
+        for number, group_index in chosen.items():
+            (group,) = (each for each in groups if each.index == group_index)
+            yield trajectory_tree([each for each in group.samples if each.index == number], self._text_of)
+        failed = [sample for group in groups for sample in group.failed]
+        for number in list(dict.fromkeys(sample.index for sample in failed))[: math.ceil(self._num_samples / 4)]:
+            yield trajectory_tree([each for each in failed if each.index == number], self._text_of)
 
     def _record(self, step: int, sample: Sample, trainer: Float32) -> dict[str, Any]:
         # SFT samples have no reward and no generated tokens. Their rollout logprobs are placeholders.

@@ -57,6 +57,15 @@ def test_a_group_is_read_as_it_was_but_for_rewards_and_logprobs() -> None:
         assert after.status == SampleStatus.completed and after.weight_versions.tolist() == [7, 7, 7]
 
 
+def test_a_sample_keeps_the_versions_of_its_tokens() -> None:
+    group = made_group()
+    group.samples[0].weight_versions[1:] = 8
+    record = json.loads(json.dumps(group_record(group)))
+    assert read_group(record, version=0).samples[0].weight_versions.tolist() == [7, 8, 8]
+    del record["samples"][0]["weight_versions"]  # of a file that was written before they were kept
+    assert read_group(record, version=7).samples[0].weight_versions.tolist() == [7, 7, 7]
+
+
 def test_an_evaluation_names_its_version_and_settings(tmp_path: Path) -> None:
     written(tmp_path, 12)
     (folder,) = find_evaluations(tmp_path)

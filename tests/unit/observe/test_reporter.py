@@ -5,7 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlscale.config import PauseMode, RolloutConfig, UpdateMode, mixes_caches
+from rlscale.config import (
+    AdvantageEstimator,
+    AlgoConfig,
+    LossType,
+    PauseMode,
+    RolloutConfig,
+    UpdateMode,
+    learns_from_differences,
+    mixes_caches,
+)
 from rlscale.observe.console import open_console
 from rlscale.observe.reporter import Observer, diff_limit
 
@@ -27,6 +36,49 @@ def test_constant_rewards_are_a_warning(deviations: Sequence[float], warned: Seq
         observer.step({"train/loss": 1.0}, step=len(deviations))
     assert len(observer.warnings) == len(warned)
     assert all(text.startswith(start) for text, start in zip(observer.warnings, warned, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("learns_from_differences", "shares", "warned"),
+    [
+        (True, [1.0] * 7, ["rollouts 0 to 4: all groups are flat"]),
+        (True, [1.0, 1.0, 0.9, *[1.0] * 4], []),
+        (False, [1.0] * 7, []),
+    ],
+)
+def test_groups_that_are_flat_at_different_rewards_are_a_warning(
+    learns_from_differences: bool, shares: Sequence[float], warned: Sequence[str]
+) -> None:
+    with open_console("none", title="test", total=len(shares)) as console:
+        observer = Observer(console=console, sinks=[], diff_limit=1.0, learns_from_differences=learns_from_differences)
+        for step, share in enumerate(shares):
+            observer.step({"reward/std": 0.5, "reward/mean": 0.5, "reward/flat_groups": share}, step=step)
+    assert [text.partition(" (")[0] for text in observer.warnings] == warned
+
+
+def test_equal_rewards_are_one_warning_not_two() -> None:
+    with open_console("none", title="test", total=7) as console:
+        observer = Observer(console=console, sinks=[], diff_limit=1.0, learns_from_differences=True)
+        for step in range(7):
+            observer.step({"reward/std": 0.0, "reward/mean": 0.5, "reward/flat_groups": 1.0}, step=step)
+    assert len(observer.warnings) == 1 and "every reward is 0.5" in observer.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("algo", "expected"),
+    [
+        (AlgoConfig(), True),
+        (AlgoConfig(advantage_estimator=AdvantageEstimator.rloo), True),
+        (AlgoConfig(rewards_normalization=False), False),
+        (AlgoConfig(advantage_estimator=AdvantageEstimator.gdpo), False),
+        (AlgoConfig(advantage_estimator=AdvantageEstimator.ppo), False),
+        (AlgoConfig(advantage_estimator=AdvantageEstimator.reinforce_plus_plus), False),
+        (AlgoConfig(custom_advantage_function_path="a:b"), False),
+        (AlgoConfig(loss_type=LossType.sft_loss), False),
+    ],
+)
+def test_only_centred_rewards_need_differences_within_groups(algo: AlgoConfig, expected: bool) -> None:
+    assert learns_from_differences(algo) == expected
 
 
 def test_the_dtype_sets_the_default_limit() -> None:

@@ -6,9 +6,11 @@ from itertools import groupby
 from statistics import fmean, pstdev
 
 from rlscale.config import LoggingConfig
+from rlscale.observe.metrics.agent_metrics import agent_metrics
 from rlscale.observe.metrics.named_rewards import named_rewards
 from rlscale.observe.metrics.pass_at_k import pass_rates
 from rlscale.observe.metrics.slime_metrics import SLIME_CATEGORY, multi_turn_lengths, slime_rollout_metrics
+from rlscale.trajectory import CONVERSATIONS, FORKS
 from rlscale.types import Group, Sample, SampleStatus, TrainResult
 
 
@@ -30,7 +32,20 @@ def rollout_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str,
             "reward/max": max(rewards),
             "reward/flat_groups": fmean(len({s.reward for s in group.samples}) == 1 for group in groups),
         }
-    return metrics | named_rewards(samples) | slime_rollout_metrics(groups) | optional_metrics(groups, config)
+    metrics |= named_rewards(samples) | slime_rollout_metrics(groups) | conversation_metrics(samples)
+    return metrics | agent_metrics(samples) | optional_metrics(groups, config)
+
+
+def conversation_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Forks and conversations of trajectories that an agent made; none without agents."""
+    # All samples of a trajectory carry its metadata; that of a buffer service may be of any type.
+    found = {sample.index: sample.metadata for sample in samples if isinstance(sample.metadata.get(FORKS), int)}
+    if not found:
+        return {}
+    return {
+        "trajectory/forks": float(sum(metadata[FORKS] for metadata in found.values())),
+        "trajectory/conversations": fmean(metadata.get(CONVERSATIONS, 0) for metadata in found.values()),
+    }
 
 
 def optional_metrics(groups: Sequence[Group], config: LoggingConfig) -> dict[str, float]:

@@ -49,15 +49,21 @@ def render_evaluations(run: Path) -> str:
 
 def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     about = read_about(folder)
-    for cells, settings in zip(set_rows(about["metrics"], about["sets"]), about["sets"].values(), strict=True):
+    for cells, (name, settings) in zip(set_rows(about["metrics"], about["sets"]), about["sets"].items(), strict=True):
         yield {
-            "version": about["version"],
+            "version": _versions(name, about),
             "num_rollouts": about["num_rollouts"],
             "weights": about.get("weights") or "the run",
             "is_regrade": folder.name.endswith(REGRADE),
             "cells": cells,
             "reward": settings.get("reward") or "-",
         }
+
+
+def _versions(name: str, about: Mapping[str, Any]) -> str:
+    """The version of the weights that generated a set, or the oldest and the newest one."""
+    low, high = (about["metrics"].get(f"eval/{name}/version_{end}", about["version"]) for end in ("min", "max"))
+    return f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
 
 
 def _samples(folder: Path, name: str, about: Mapping[str, Any], metrics: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,6 +102,7 @@ def _shown(record: Mapping[str, Any]) -> Mapping[str, Any]:
             {
                 "reward": "-" if sample["reward"] is None else f"{sample['reward']:g}",
                 "status": sample["status"],
+                "versions": _sample_versions(sample),
                 "length": len(sample["response_ids"]),
                 "text": _cut(sample["response"]),
                 "failure": (sample.get("failure") or {}).get("message"),
@@ -103,6 +110,12 @@ def _shown(record: Mapping[str, Any]) -> Mapping[str, Any]:
             for sample in samples[:MAX_SAMPLES]
         ],
     }
+
+
+def _sample_versions(sample: Mapping[str, Any]) -> str:
+    """The versions of a sample that more than one version generated; empty for any other one."""
+    found = list(dict.fromkeys(version for version, _ in sample.get("weight_versions", ())))
+    return "" if len(found) < 2 else f"versions {', '.join(map(str, found))}"
 
 
 def _cut(text: str) -> str:

@@ -21,6 +21,7 @@ from rlscale.observe.metrics.outcomes import describe_outcomes
 from rlscale.observe.report.evaluations import render_evaluations
 from rlscale.observe.report.run_reader import RunData
 from rlscale.observe.report.sections import (
+    conversation_section,
     curve_section,
     distribution_section,
     end_section,
@@ -42,6 +43,7 @@ SECTIONS = (
     lane_section.SECTION,
     group_section.SECTION,
     distribution_section.SECTION,
+    conversation_section.SECTION,
     sample_section.SECTION,
     setup_section.SECTION,
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from rlscale.config import LoggingConfig
-from rlscale.observe.metrics.step_metrics import optional_metrics
+from rlscale.observe.metrics.step_metrics import conversation_metrics, optional_metrics
 from rlscale.types import Group, Prompt, Sample
 
 PROMPT = Prompt(index=0, text="a", token_ids=(1,))
@@ -78,3 +78,13 @@ def test_categories_are_shares_of_all_samples() -> None:
         for prefix in ("reward_category", "rollout/error_cat")
         for value, share in shares.items()
     }
+
+
+def test_forks_and_conversations_are_counted_once_a_trajectory() -> None:
+    counts = [{"num_forks": 1, "num_conversations": 3}, {"num_forks": 0, "num_conversations": 1}, {"num_forks": "x"}]
+    paths = [0, 0, 1, 2]  # of the trajectories
+    samples = group_of([None] * len(paths)).samples
+    for sample, index in zip(samples, paths, strict=True):
+        sample.index, sample.metadata = index, counts[index]
+    assert conversation_metrics(samples) == {"trajectory/forks": 1.0, "trajectory/conversations": 2.0}
+    assert conversation_metrics(group_of([1.0]).samples) == {}

@@ -13,10 +13,12 @@ import numpy as np
 from rlscale.config import load_config, to_yaml
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import write_provenance
-from rlscale.observe.rollout_log import LEDGER_FILE, TIMELINES_FILE, RolloutLog
+from rlscale.observe.rollout_log import LEDGER_FILE, TIMELINES_FILE, TRAJECTORIES_FILE, RolloutLog
 from rlscale.observe.run_end import EndReason, recorded_end
 from rlscale.observe.step_lines import StepLines
+from rlscale.observe.trajectory_tree import trajectory_tree
 from rlscale.types import Group, Prompt, Sample, SampleStatus
+from tests.unit.observe.report.made_conversations import failed_trajectory, tool_trajectory, tree_trajectory
 
 ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 """Answer of a model that tries to inject HTML and scripts."""
@@ -79,6 +81,11 @@ def write_trajectories(folder: Path, *, num_rollouts: int) -> None:
         timelines.append([{"step": step, "start": 0.0, "num_groups": 8, "groups": groups}])
     ledger.close()
     timelines.close()
+    last = num_rollouts - 1
+    made = [make(last * 32 + i) for i, make in enumerate((tool_trajectory, tree_trajectory, failed_trajectory))]
+    conversations = StepLines(folder / TRAJECTORIES_FILE, resume_at_step=num_rollouts)
+    conversations.append([{"step": last, **trajectory_tree(each.samples(), PIECES.__getitem__)} for each in made])
+    conversations.close()
 
 
 def _timed_group(index: int, outcome: str) -> dict[str, Any]:

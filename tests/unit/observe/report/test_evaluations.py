@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from rlscale.errors import DataError
-from rlscale.observe.evaluation_files import REGRADE
+from rlscale.observe.evaluation_files import REGRADE, EvaluationFiles, Measured
 from rlscale.observe.evaluation_table import COLUMNS, plain_table
 from rlscale.observe.report import read_run, render
 from rlscale.observe.report.evaluations import MAX_CHARS, MAX_PROMPTS, MAX_SAMPLES, render_evaluations
-from tests.unit.observe.report.made_evaluation import METRICS, write_evaluations
+from tests.unit.observe.report.made_evaluation import METRICS, made_group, write_evaluations
 from tests.unit.observe.report.made_run import make_run
 
 
@@ -25,6 +25,17 @@ def test_the_page_has_a_table_of_all_and_samples_of_the_newest(tmp_path: Path) -
     assert rows == sorted(rows) and len(rows) == MAX_PROMPTS
     page = render(read_run(run, max_samples=1))
     assert html in page and 'href="#evaluations"' in page
+
+
+def test_the_span_of_versions_is_shown(tmp_path: Path) -> None:
+    group = made_group(0)
+    group.samples[0].append([6, 7], logprobs=[0.0, 0.0], weight_versions=[8, 9])
+    writer = EvaluationFiles(tmp_path, keep_last=None, resume_at=99).open(Measured.of_run(7, 7), {"a": {}})
+    assert writer is not None
+    writer.add("a", group)
+    writer.commit({**METRICS, "eval/a/num_prompts": 1.0, "eval/a/version_min": 7.0, "eval/a/version_max": 9.0})
+    html = render_evaluations(tmp_path)
+    assert "<td>7 to 9</td>" in html and "3 tokens, versions 7, 8, 9" in html and "1 tokens<" in html
 
 
 def test_texts_of_a_run_are_escaped(tmp_path: Path) -> None:
