@@ -11,21 +11,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlscale.config import load_config
+    from rlscale.config import config_from_hydra, load_config
+    from rlscale.config.hydra.config_store import register
     from rlscale.driver.trainer import RunResult, Trainer
     from rlscale.errors import ConfigError
+    from rlscale.migration.migrate import migrate
     from rlscale.types import Sample
 
     __version__: str
 
-__all__ = ["ConfigError", "RunResult", "Sample", "Trainer", "__version__", "load_config"]
+__all__ = [
+    "ConfigError",
+    "RunResult",
+    "Sample",
+    "Trainer",
+    "__version__",
+    "config_from_hydra",
+    "load_config",
+    "migrate",
+    "register",
+]
 
 _MODULES = {
     "ConfigError": "rlscale.errors",
     "RunResult": "rlscale.driver.trainer",
     "Sample": "rlscale.types",
     "Trainer": "rlscale.driver.trainer",
+    "config_from_hydra": "rlscale.config",
     "load_config": "rlscale.config",
+    "migrate": "rlscale.migration.migrate",
+    "register": "rlscale.config.hydra.config_store",
 }
 
 

@@ -9,6 +9,7 @@ Exception
     ├── RewardError      a reward raised or returned no finite number; names the sample
     ├── HookError        another function of the user failed; names its key, file and line
     ├── EngineError      an engine rejected a request or did not respond
+    ├── SandboxError     a sandbox could not start or ended; what a program does in it is a result
     ├── ServiceError     a service of the run (buffer.url) rejected a request or did not respond
     ├── WeightSyncError  weights on an engine differ from those of the trainer; names tensor or engine
     ├── FailureShareError  too many trajectories failed; carries the commonest cause
@@ -95,8 +96,35 @@ class HookError(RuntimeError):
     """A user function between generation and training failed; the message names its key, file and line."""
 
 
+_REFUSALS = frozenset({400, 413, 422})
+"""Statuses of wrong requests. Others of the client's kind are about keys (401, 403), paths (404) or load (408, 429)."""
+
+
 class EngineError(RuntimeError):
-    """An engine rejected a request or could not be reached; the message names engine, endpoint and status."""
+    """An engine rejected a request or could not be reached; the message names engine, endpoint and status.
+
+    `status` is the HTTP status of a rejection and `reason` the server's own message; None: it did not answer.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, reason: str | None = None) -> None:
+        self.status, self.reason = status, reason
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type["EngineError"], tuple[str], dict[str, Any]]:
+        return type(self), (str(self),), {"status": self.status, "reason": self.reason}
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the request itself is wrong, so that no engine would answer it."""
+        return self.status in _REFUSALS
+
+
+class RenderError(ValueError):
+    """Messages that a chat template cannot render. The message names the message and the reason."""
+
+
+class SandboxError(RuntimeError):
+    """A sandbox could not start, ended or did not answer. A trajectory fails with the cause `sandbox`."""
 
 
 class ServiceError(RuntimeError):

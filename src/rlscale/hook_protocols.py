@@ -26,6 +26,32 @@ if TYPE_CHECKING:
     from rlscale.config import MegatronConfig, RunConfig
 
 
+class FrozenModelClient(Protocol):
+    """A model of `sglang.config` whose weights stay as they are. A request waits while its engine restarts."""
+
+    async def generate(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        max_new_tokens: int = 512,
+        temperature: float = 0.0,
+        **sampling_params: Any,
+    ) -> str:
+        """The text that the model generates for a text, or for messages with `role` and `content`.
+
+        Raises an error when an engine refuses the request.
+        """
+        ...
+
+    async def score(self, texts: Sequence[str]) -> list[float]:
+        """The numbers that a reward model (`is_embedding`) gives texts. Raises as `generate`."""
+        ...
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to a request of SGLang's API, e.g. `/generate`. Raises as `generate`."""
+        ...
+
+
 class GenerationSession(Protocol):
     """Requests of a generate function for its trajectory. They may be concurrent."""
 
@@ -48,6 +74,10 @@ class GenerationSession(Protocol):
     @property
     def is_stopped(self) -> bool:
         """Whether the rollout has ended: requests are answered with the finish reason `abort` from now on."""
+        ...
+
+    def model(self, name: str) -> FrozenModelClient:
+        """A further model of `sglang.config`. Raises an error if there is none of this name."""
         ...
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams | None = None) -> Generation:
@@ -167,10 +197,11 @@ class AllSamplesHook(Protocol):
     def __call__(self, groups: Sequence[Group], /) -> None: ...
 
 
-class Judge(Protocol):
+class Judge(FrozenModelClient, Protocol):
     """The model of `reward.engine`: what a reward with a parameter `judge` gets. Write the reward as a coroutine.
 
-    A request waits while its engine restarts; `reward.timeout_s` limits the whole call of the reward.
+    An error of a request should pass: the sample is scored again. `reward.timeout_s` limits the whole call of the
+    reward.
 
     Example:
         async def score(sample, judge):
@@ -179,22 +210,8 @@ class Judge(Protocol):
             return float("yes" in answer.lower())
     """
 
-    async def generate(
-        self,
-        prompt: str | Sequence[Mapping[str, str]],
-        *,
-        max_new_tokens: int = 512,
-        temperature: float = 0.0,
-        **sampling_params: Any,
-    ) -> str:
-        """The text that the model generates for a text, or for messages with `role` and `content`.
-
-        Raises an error when an engine refuses the request; let it pass: the sample is scored again.
-        """
-        ...
-
-    async def score(self, texts: Sequence[str]) -> list[float]:
-        """The numbers that a reward model, `reward.engine.is_embedding`, gives texts. Raises as `generate`."""
+    def model(self, name: str) -> FrozenModelClient:
+        """A further model of `sglang.config`. Raises an error if there is none of this name."""
         ...
 
 

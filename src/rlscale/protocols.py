@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rlscale.teacher_scores import TeacherScores
+from rlscale.trajectory import Trajectory
 from rlscale.types import (
     EngineAddress,
     Generation,
@@ -27,7 +29,7 @@ from rlscale.types import (
     TrainResult,
     WeightVersion,
 )
-from rlscale.weight_types import RankChecksums, WeightBucket, WeightGroup, WeightSyncReport
+from rlscale.weight_types import AdapterUpdate, RankChecksums, WeightBucket, WeightGroup, WeightSyncReport
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +54,14 @@ class PromptSource(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a position from `state_dict`."""
+        ...
+
+
+class Teacher(Protocol):
+    """A server of distillation that scores given tokens."""
+
+    async def score(self, token_ids: Sequence[int], *, start: int) -> TeacherScores:
+        """Logprobs of `token_ids[start:]`, each given the tokens before it. Raises EngineError."""
         ...
 
 
@@ -151,6 +161,13 @@ class Engine(Protocol):
         self, folder: Path, *, version: WeightVersion, checksums: Mapping[str, str], load_format: str | None = None
     ) -> None:
         """Loads all weights from a folder that the engine can read, as `version`. Needs no begin and end.
+
+        Raises WeightSyncError naming a tensor whose checksum differs.
+        """
+        ...
+
+    async def load_adapter(self, update: AdapterUpdate) -> None:
+        """Loads one version of an adapter. Requests that run keep theirs.
 
         Raises WeightSyncError naming a tensor whose checksum differs.
         """
@@ -386,6 +403,61 @@ class RolloutSource(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a position from `state_dict`."""
+        ...
+
+
+EXHAUSTED_BUDGET = "exhausted_budget"
+"""Entry of a trajectory's metadata: the name of the first budget by which the gateway refused a request."""
+
+FAILED_CALL = "failed_call"
+"""Entry of a trajectory's metadata: why the last requests to the gateway failed without being wrong. None of them was
+answered after that."""
+
+
+class SessionAccess(Protocol):
+    """Address and key of one session of the gateway."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def base_url(self) -> str:
+        """URL for clients of OpenAI's APIs, with `/v1`."""
+        ...
+
+    @property
+    def anthropic_url(self) -> str:
+        """URL for clients of Anthropic's API, which add `/v1` themselves."""
+        ...
+
+    @property
+    def api_key(self) -> str: ...
+
+
+class AgentGateway(Protocol):
+    """Sessions of a gateway: an agent sends requests to its URL, and its trajectory grows by their tokens.
+
+    Every method raises EngineError if the gateway cannot be reached or does not know the session.
+    """
+
+    async def open_session(
+        self, trajectory: Trajectory, params: SamplingParams, *, lifetime_s: float, max_turns: int | None = None
+    ) -> SessionAccess:
+        """Opens a session for a trajectory without turns.
+
+        Args:
+            params: of the run; `max_new_tokens` is the limit of all answers together.
+            lifetime_s: seconds until the key ends.
+            max_turns: requests that are answered; None: no limit.
+        """
+        ...
+
+    async def finish(self, session_id: str) -> Trajectory:
+        """Ends a session and returns its trajectory: the turns of all answered requests, and the status of the last."""
+        ...
+
+    async def drop(self, session_id: str) -> None:
+        """Ends a session without a result. Has no effect on one that is gone."""
         ...
 
 

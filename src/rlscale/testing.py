@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlscale.agents.agent_contracts import check_environment, check_tool
 from rlscale.config import BatchConfig, RunConfig
 from rlscale.config.user_functions import names_judge
 from rlscale.errors import ConfigError
@@ -57,6 +58,7 @@ __all__ = [
     "check_buffer_filter",
     "check_data_source",
     "check_dynamic_filter",
+    "check_environment",
     "check_eval_log",
     "check_evaluation",
     "check_generate",
@@ -67,6 +69,7 @@ __all__ = [
     "check_rollout",
     "check_rollout_log",
     "check_sample_filter",
+    "check_tool",
     "example_args",
     "example_groups",
     "to_document",

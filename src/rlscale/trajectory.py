@@ -7,13 +7,15 @@ A turn stores only the tokens that it adds. Turns 0 and 1 are in both samples, a
 sampled token is trained at most once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlscale.images import Image
 from rlscale.types import (
+    ANSWER,
     Failure,
     Float32,
     Generation,
@@ -22,6 +24,7 @@ from rlscale.types import (
     RouteIds,
     Sample,
     SampleStatus,
+    SampleTurn,
     UInt8,
     WeightVersion,
     merge_routes,
@@ -29,6 +32,9 @@ from rlscale.types import (
 
 ENDS = {"stop": SampleStatus.completed, "length": SampleStatus.truncated, "abort": SampleStatus.aborted}
 """Status of a trajectory after a generation, by its finish reason."""
+
+FORKS, CONVERSATIONS = "num_forks", "num_conversations"
+"""Entries of the metadata of a trajectory: histories that no bridge could extend, and paths with their own prompt."""
 
 
 class WeightSpan(NamedTuple):
@@ -53,6 +59,9 @@ class Turn:
     spans: list[WeightSpan] = field(default_factory=list)
     routes: RouteIds | None = None  # of the whole path up to this turn, except the last token
     prompt: Prompt | None = None  # of the paths that begin with this turn; None: that of the trajectory
+    images: tuple[Image, ...] = ()  # that the turn adds, e.g. of a tool
+    messages: tuple[Mapping[str, Any], ...] = ()  # that the turn adds, for logs; empty: not known
+    interval_s: tuple[float, float] | None = None  # of the request that it answers, in seconds since the epoch
 
     @property
     def versions(self) -> Int32:
@@ -145,6 +154,8 @@ class Trajectory:
             turn = self.turns[number]
             turn.extend(answer.output_ids, logprobs=answer.logprobs, versions=answer.weight_versions)
             turn.text += answer.text
+            if turn.interval_s is not None and answer.interval_s is not None:
+                turn.interval_s = (turn.interval_s[0], answer.interval_s[1])
         else:
             number = self.extend(
                 answer.output_ids,
@@ -154,6 +165,7 @@ class Trajectory:
                 text=answer.text,
                 parent=parent,
             )
+            self.turns[number].interval_s = answer.interval_s
         self._add_routes(number, answer.routes)
         self.status = ENDS[answer.finish_reason]
         return number
@@ -165,6 +177,11 @@ class Trajectory:
         for number in path:
             ids += self.turns[number].token_ids.tolist()
         return ids
+
+    def images(self, turn: int | None = -1) -> tuple[Image, ...]:
+        """Images of the prompt and of the turns up to and with a turn, see `token_ids`."""
+        path = list(self._path(len(self.turns) - 1 if turn == -1 else turn))
+        return (*self._prompt_of(path).images, *(image for number in path for image in self.turns[number].images))
 
     def samples(self) -> list[Sample]:
         """One sample for each leaf, in the order of the leaves. Copies the columns.
@@ -212,7 +229,18 @@ class Trajectory:
             status=self.status,
             failure=self.failure,
             reward=self.reward,
-            metadata=dict(self.metadata),
+            metadata=self.metadata | _last_answer(turns),
+            images=self.images(leaf),
+            turns=tuple(
+                SampleTurn(
+                    number=number,
+                    num_tokens=len(turn.token_ids),
+                    sampled=turn.sampled,
+                    messages=turn.messages,
+                    interval_s=turn.interval_s,
+                )
+                for number, turn in zip(numbers, turns, strict=True)
+            ),
         )
         sample.tokens = _concatenate([sample.tokens, *(turn.token_ids for turn in turns)], np.int32)
         routed = [turn.routes for turn in turns if turn.routes is not None]
@@ -248,6 +276,15 @@ class Trajectory:
         self.turns[number].routes = merge_routes(known, routes, num_tokens=num_tokens)
 
 
+def _last_answer(turns: Sequence[Turn]) -> dict[str, str]:
+    """The entry `ANSWER` of a path with several answers; empty if the response is the answer."""
+    texts = [turn.text for turn in turns if turn.sampled]
+    # A path that was restored, or made by functions of slime's form, has no texts by turn: its answer is in the
+    # metadata of its trajectory, or it is the response.
+    is_known = len(texts) > 1 and any(texts[:-1])
+    return {ANSWER: texts[-1]} if is_known else {}
+
+
 def trajectory_from_sample(sample: Sample) -> Trajectory:
     """The trajectory of a single path, with a turn for each run of equal loss mask. The inverse of `samples`."""
     return trajectory_from_samples([sample])
@@ -280,6 +317,11 @@ def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> N
     changes = np.flatnonzero(np.diff(sample.loss_mask)) + 1
     ids = sample.tokens[sample.prompt_len :]
     parent: int | None = None
+    # The text of a sample is not stored by turn, except for the last answer.
+    ends_in_answer = len(changes) > 0 and bool(sample.loss_mask[-1]) and sample.response.endswith(sample.answer)
+    before, last = ("", sample.response)
+    if ends_in_answer:
+        before, last = sample.response.removesuffix(sample.answer), sample.answer
     for start, end in zip([0, *changes], [*changes, len(ids)], strict=True):
         if start == end and not keeps_empty:
             return
@@ -289,10 +331,12 @@ def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> N
             logprobs=sample.rollout_logprobs[start:end],
             weight_versions=sample.weight_versions[start:end],
             sampled=sampled,
-            # The text of a sample is not stored by turn.
-            text=sample.response if end == len(ids) else "",
+            text=last if end == len(ids) else before if not start else "",
             parent=parent,
         )
+        if not start:
+            # The turns of later images are not stored: all of them come before the path continues.
+            trajectory.turns[parent].images = sample.images[len(sample.prompt.images) :]
         if not start and sample.prompt != trajectory.prompt:
             trajectory.turns[parent].prompt = sample.prompt
     if sample.routes is not None and parent is not None:

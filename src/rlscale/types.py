@@ -16,6 +16,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rlscale.images import Image
+    from rlscale.teacher_scores import TeacherScores
+
 WeightVersion: TypeAlias = int
 """Number of weight updates that the trainer has made; 0 is the initial checkpoint."""
 
@@ -88,6 +91,13 @@ class Prompt:
     label: Any = None  # any JSON value, as in the row
     metadata: dict[str, Any] = field(default_factory=dict)
     turns: tuple[ConversationPart, ...] = ()  # the rest of a whole conversation, for supervised training
+    images: "tuple[Image, ...]" = ()  # in the order of their placeholders
+    messages: tuple[dict[str, Any], ...] = ()  # that `text` was rendered from; empty: the row has no messages
+
+    @property
+    def conversation(self) -> tuple[dict[str, Any], ...]:
+        """The messages; a prompt without a chat template is one message of the user."""
+        return self.messages or ({"role": "user", "content": self.text},)
 
     @property
     def label_text(self) -> str | None:
@@ -137,6 +147,7 @@ class SamplingParams:
     others: Mapping[str, Any] = field(default_factory=dict, hash=False)  # further parameters, only for SGLang
     # Not part of `sampling_params`:
     routes: RouteShape | None = None  # routes to return; None: no routes
+    images: "tuple[Image, ...]" = ()  # of the input tokens, in the order of their placeholders
     max_context_len: int | None = None  # maximum tokens of prompt and response; None: the caller has checked them
 
     @property
@@ -144,11 +155,7 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     def with_values(self, values: Mapping[str, Any]) -> "SamplingParams":
-        """A copy with these parameters, by SGLang's names; None leaves one unchanged.
-
-        Example:
-            params.with_values({"repetition_penalty": 1.05, "logit_bias": {"7": -1.0}})
-        """
+        """A copy with these parameters by SGLang's names, e.g. `{"top_k": 4}`; None leaves one unchanged."""
         given = {name: value for name, value in values.items() if value is not None}
         own = {name: given.pop(name) for name in list(given) if name in self.__slots__}
         return replace(self, **own, others={**self.others, **given})
@@ -214,10 +221,29 @@ class Generation:
     queued_s: float = field(default=0.0, compare=False)  # before the engine began, as far as it is known
     # If requested, of prompt and response except the last token: [tokens - 1, layers, chosen]
     routes: RouteIds | None = field(default=None, compare=False)
+    # Seconds since the epoch at which the request began and was answered; None: not measured
+    interval_s: tuple[float, float] | None = field(default=None, compare=False)
 
+
+AGENT = "agent"
+"""Entry of a sample's metadata: counts of its turns and tool calls, and the rewards of its steps."""
+
+ANSWER = "answer"
+"""Entry of the metadata of a sample with several answers of the policy: the text of the last one."""
 
 REWARDS, REWARD_WEIGHTS = "rewards", "reward_weights"
 """Entries of a sample's metadata: rewards by name, and the weights of those that are summed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleTurn:
+    """Part of a sample that one turn added, for logs."""
+
+    number: int  # of the turn in its trajectory; paths that share a turn have the same number there
+    num_tokens: int
+    sampled: bool
+    messages: tuple[Mapping[str, Any], ...] = ()  # that the turn added; empty: not known
+    interval_s: tuple[float, float] | None = None  # of its request, in seconds since the epoch
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -247,19 +273,30 @@ class Sample:
     failure: Failure | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     routes: RouteIds | None = None  # [tokens, layers, chosen] by the engine
+    images: "tuple[Image, ...]" = ()  # of the prompt and of later turns, in the order of their placeholders
+    turns: tuple[SampleTurn, ...] = ()  # of the response, for logs; empty: not known, e.g. after a resume
+    teacher: "TeacherScores | None" = None  # [R] by the server of `model.teacher_url`
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
             self.tokens = np.asarray(self.prompt.token_ids, np.int32)
+        self.images = self.images or self.prompt.images
 
     def __eq__(self, other: object) -> bool:
-        """Equal values of every field; routes are not compared."""
+        """Equal values of every field; routes and turns are not compared."""
         if not isinstance(other, Sample):
             return NotImplemented
         pairs = [
-            (getattr(self, each.name), getattr(other, each.name)) for each in fields(self) if each.name != "routes"
+            (getattr(self, each.name), getattr(other, each.name))
+            for each in fields(self)
+            if each.name not in ("routes", "turns")
         ]
         return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
+
+    @property
+    def answer(self) -> str:
+        """Text of the policy's last answer: what graders compare with the label. With one turn it is the response."""
+        return str(self.metadata.get(ANSWER, self.response))
 
     @property
     def prompt_len(self) -> int:
@@ -282,12 +319,9 @@ class Sample:
         trainable: bool = True,
         routes: RouteIds | None = None,
     ) -> None:
-        """Extends the response. Copies all columns: appending token by token takes quadratic time.
+        """Extends the response by N tokens. Copies all columns: appending token by token takes quadratic time.
 
         Args:
-            token_ids: [N]
-            logprobs: [N]
-            weight_versions: [N]
             trainable: false for tokens that the policy did not generate (tool output).
             routes: of all tokens so far except the last, [tokens - 1, layers, chosen]. A token keeps the first route
                 it gets, which it was generated with; the route of the others stays unknown until a later call.
@@ -365,6 +399,8 @@ class TrainBatch:
     named_rewards: Float32 | None = None
     reward_names: tuple[str, ...] = ()  # [K]
     reward_weights: tuple[float, ...] = ()  # [K] in the sum over names; empty: 1 each
+    teacher: "TeacherScores | None" = None  # [T] by teachers behind URLs
+    images: "tuple[tuple[Image, ...], ...]" = ()  # [S] of each sample; empty: no sample has any
 
     @property
     def num_samples(self) -> int:

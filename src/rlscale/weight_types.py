@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlscale.types import WeightVersion
 
@@ -28,6 +29,22 @@ class WeightBucket:
     shapes: list[list[int]]
     checksums: list[str]  # empty if they are sent with the bytes
     load_format: str = "flattened_bucket"  # | "tensor_blocks"
+
+
+POLICY_ADAPTER = "policy"
+"""Name of the adapter that requests without a name use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterUpdate:
+    """One version of a low-rank adapter, as it is sent to an engine."""
+
+    name: str
+    version: str
+    config: Mapping[str, Any]  # of peft: r, lora_alpha, target_modules
+    payload: str  # base64 of the tensors in the safetensors format, under peft's names
+    checksums: Mapping[str, str]  # of each tensor as sent
+    num_kept: int = 1  # newest versions that the engine keeps under this name; requests keep theirs longer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,8 @@
     <checkpoint>/groups.safetensors     response_ids, loss_mask, rollout_logprobs, weight_versions: all samples one
                                         after the other, in the order of groups.json, those of a group before its failed
                                         ones; offsets [S + 1]; routes, of the samples that have some, one whole sample
-                                        after the other, and has_routes [S]
+                                        after the other, and has_routes [S]; teacher_logprobs, teacher_top_ids and
+                                        teacher_top_logprobs of responses, in the same way, and has_teacher [S]
     <checkpoint>/dropped_00000012.*     the same for the groups that a filter dropped from the unfinished rollout 12
 
 Files without groups are absent. Nothing in them is executed when they are read.
@@ -22,11 +23,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
+from rlscale.images import build_images
+from rlscale.teacher_scores import TeacherScores
 from rlscale.types import ConversationPart, Failure, FailureCause, Group, Prompt, RouteIds, Sample, SampleStatus
 
 PENDING = "groups"
 GROUPS_FILE, COLUMNS_FILE = f"{PENDING}.json", f"{PENDING}.safetensors"
-_DROPPED = "dropped_"
+_DROPPED, _TEACHER = "dropped_", "teacher_"
 _SAMPLE_FIELDS = ("index", "seed", "path", "response", "status", "reward", "metadata")
 
 Array = npt.NDArray[Any]
@@ -65,6 +68,11 @@ def save_groups(folder: Path, groups: Sequence[Group], *, name: str = PENDING) -
     if routed:
         columns["routes"] = np.concatenate(routed)
         columns["has_routes"] = np.asarray([sample.routes is not None for sample in samples])
+    scored = [sample.teacher for sample in samples if sample.teacher is not None]
+    if scored:
+        for column in scored[0].columns():
+            columns[f"{_TEACHER}{column}"] = np.concatenate([each.columns()[column] for each in scored])
+        columns["has_teacher"] = np.asarray([sample.teacher is not None for sample in samples])
     save_file(columns, folder / f"{name}.safetensors")
 
 
@@ -93,6 +101,8 @@ def load_groups(folder: Path, *, name: str = PENDING) -> list[Group]:
         entries = json.loads(file.read_text(encoding="utf-8"))
         columns = load_file(folder / columns_file)
         routes, has_routes = columns.pop("routes", None), columns.pop("has_routes", None)
+        teacher = {each: columns.pop(each) for each in list(columns) if each.startswith(_TEACHER)}
+        has_teacher = columns.pop("has_teacher", None)
         starts = iter(columns["offsets"][:-1].tolist())
         stops = iter(columns["offsets"][1:].tolist())
         groups = [
@@ -102,6 +112,10 @@ def load_groups(folder: Path, *, name: str = PENDING) -> list[Group]:
         if routes is not None and has_routes is not None:
             samples = [sample for group in groups for sample in (*group.samples, *group.failed)]
             _assign_routes(samples, routes, has_routes)
+        if has_teacher is not None:
+            _assign_teacher(
+                [sample for group in groups for sample in (*group.samples, *group.failed)], teacher, has_teacher
+            )
         return groups
     except (OSError, ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
         cause = f"{type(error).__name__}: {error}"
@@ -115,6 +129,8 @@ def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
     entry = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
     if sample.failure is not None:
         entry["failure"] = asdict(sample.failure)
+    if sample.images != sample.prompt.images:
+        entry["images"] = [asdict(image) for image in sample.images]
     # Only functions of the user give a sample another prompt.
     return entry if sample.prompt == group.prompt else entry | {"prompt": asdict(sample.prompt)}
 
@@ -122,7 +138,9 @@ def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
 def _build_prompt(values: Mapping[str, Any]) -> Prompt:
     # JSON has lists where a prompt has tuples.
     turns = tuple(ConversationPart(*turn) for turn in values.get("turns", ()))
-    return Prompt(**{**values, "token_ids": tuple(values["token_ids"]), "turns": turns})
+    messages, images = tuple(values.get("messages", ())), build_images(values.get("images", ()))
+    tuples = {"token_ids": tuple(values["token_ids"]), "turns": turns, "messages": messages, "images": images}
+    return Prompt(**{**values, **tuples})
 
 
 def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
@@ -133,8 +151,15 @@ def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: 
         failure = sample_fields.get("failure")
         if failure is not None:
             failure = Failure(cause=FailureCause(failure["cause"]), message=failure["message"])
+        images = {"images": build_images(sample_fields["images"])} if "images" in sample_fields else {}
         sample = Sample(
-            **{**sample_fields, "status": SampleStatus(sample_fields["status"]), "prompt": own, "failure": failure},
+            **{
+                **sample_fields,
+                "status": SampleStatus(sample_fields["status"]),
+                "prompt": own,
+                "failure": failure,
+                **images,
+            },
             group_index=entry["index"],
         )
         # Copies: views would keep the columns of all samples alive.
@@ -157,6 +182,16 @@ def _assign_routes(samples: Sequence[Sample], routes: RouteIds, has_routes: Arra
             start += len(sample.tokens)
     if start != len(routes):
         raise ValueError(f"routes must be of {start} tokens, got {len(routes)}")
+
+
+def _assign_teacher(samples: Sequence[Sample], columns: Mapping[str, Array], has_teacher: Array) -> None:
+    start = 0
+    for sample, has_some in zip(samples, has_teacher.tolist(), strict=True):
+        if has_some:
+            stop = start + sample.response_len
+            # Copies, as of the routes.
+            own = {name.removeprefix(_TEACHER): column[start:stop].copy() for name, column in columns.items()}
+            sample.teacher, start = TeacherScores(**own), stop
 
 
 def _to_python(value: object) -> object:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import rlscale
 from rlscale.cli.arguments import CommandArguments, parse_arguments
@@ -20,6 +21,7 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.config.keys import keys
 from rlscale.config.load import CheckConfig, check_nothing, with_origin
+from rlscale.config.unsupported import WAITING_OPTIONS
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -36,6 +38,10 @@ from rlscale.errors import (
     WorkerError,
 )
 from rlscale.secrets import redact_yaml
+
+if TYPE_CHECKING:
+    # The import takes a tenth of a second, and only sweeps need it.
+    from rlscale.config.hydra.sweep import ShareRay, SweepResult
 
 OK, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -62,7 +68,7 @@ flags:
   --version           print the version
   --cfg job           print the complete config and start nothing
   -m, --multirun      run one job for each combination of values given as a,b,c; in parallel with
-                      hydra/launcher=joblib; hydra/sweeper=optuna lets optuna choose the values
+                      hydra/launcher=joblib|ray; hydra/sweeper=optuna lets optuna choose the values
   --config-dir DIR    also use experiments and options from DIR, which has the layout of conf/
   -sc install=SHELL   completion for bash, zsh or fish: eval "$(rlscale-train -sc install=bash)"
 
@@ -100,7 +106,12 @@ def no_report(config: RunConfig, result: Any) -> None:
 
 
 def main_train(
-    argv: Sequence[str], *, make_job: MakeJob, report: Report = no_report, check_job: CheckConfig = check_nothing
+    argv: Sequence[str],
+    *,
+    make_job: MakeJob,
+    report: Report = no_report,
+    check_job: CheckConfig = check_nothing,
+    share_ray: ShareRay | None = None,
 ) -> int:
     """Runs the command `rlscale-train`.
 
@@ -110,6 +121,7 @@ def main_train(
         report: prints the result of a single run; a sweep prints a table instead.
         check_job: finds problems of what a config names, e.g. files and packages. They are reported together with those
             of the config, before anything starts.
+        share_ray: the Ray of the jobs of a sweep with `hydra/launcher=ray`. None: jobs do not use Ray.
 
     Returns: the exit code. 0: done. 1: the run, or a job of a sweep, failed. 2: the input is wrong. 130: interrupted.
     """
@@ -120,7 +132,8 @@ def main_train(
         if arguments.problems:
             raise ConfigError([*arguments.problems, *_override_problems(arguments, check_job)])
         if arguments.multirun:
-            return _run_sweep(arguments, make_job, check_job)
+            runner = SweepRunner(make_job=make_job, check_job=check_job, share_ray=share_ray)
+            return runner.run(arguments.overrides, config_dir=arguments.config_dir)
         check = check_nothing if arguments.show_config else check_job
         loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, check=check)
         if arguments.show_config:
@@ -160,8 +173,14 @@ def format_errors(command: str, error: ConfigError) -> str:
 
 def usage(groups: Mapping[str, Sequence[str]]) -> str:
     """The text of `--help`, with all options and the number of keys per group."""
+    column = max(map(len, groups)) + 2
     options = "\n".join(
-        textwrap.fill(", ".join(names), width=100, initial_indent=f"  {group:<12}", subsequent_indent=" " * 14)
+        textwrap.fill(
+            ", ".join(_listed(group, names)),
+            width=100,
+            initial_indent=f"  {group:<{column}}",
+            subsequent_indent=" " * (column + 2),
+        )
         for group, names in groups.items()
     )
     num_keys: dict[str, int] = {}
@@ -172,6 +191,13 @@ def usage(groups: Mapping[str, Sequence[str]]) -> str:
     entries = [f"{group} {number}".replace(" ", "\0") for group, number in num_keys.items()]
     counts = textwrap.fill(", ".join(entries), width=100, initial_indent="  ", subsequent_indent="  ")
     return _USAGE.format(groups=options, keys=counts.replace("\0", " "))
+
+
+def _listed(group: str, names: Sequence[str]) -> Iterator[str]:
+    """The options of a group, each with the feature that it waits for."""
+    for name in names:
+        waiting = WAITING_OPTIONS.get(f"{group}={name}")
+        yield f"{name} (waits for {waiting})" if waiting else name
 
 
 def _print_information(arguments: CommandArguments) -> bool:
@@ -215,17 +241,36 @@ def _print_notes(loaded: LoadedConfig) -> None:
     sys.stderr.writelines(f"warning: {line}\n" for line in loaded.warnings)
 
 
-def _run_sweep(arguments: CommandArguments, make_job: MakeJob, check_job: CheckConfig) -> int:
-    from rich.console import Console
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRunner:
+    """Runs sweeps for `rlscale-train -m` and `rlscale-sweep`, and prints their results."""
 
-    from rlscale.config.hydra.sweep import run_sweep
-    from rlscale.observe.sweep_results import closing_lines, make_table, write_sweep
+    make_job: MakeJob
+    check_job: CheckConfig
+    share_ray: ShareRay | None
 
-    def run_loaded(index: int, loaded: LoadedConfig) -> float | None:
+    def run(self, overrides: Sequence[str], *, config_dir: Path | None, resume: bool = False) -> int:
+        """Runs all jobs, or those without a result. Returns the exit code: 1 when a job failed."""
+        from rlscale.config.hydra.sweep import run_sweep
+
+        result = run_sweep(
+            overrides,
+            run_loaded=self._run_job,
+            config_dir=config_dir,
+            check_config=self.check_job,
+            share_ray=self.share_ray,
+            resume=resume,
+        )
+        print_sweep(result)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return FAILED if any(job.error for job in result.jobs) else OK
+
+    def _run_job(self, index: int, loaded: LoadedConfig) -> float | None:
         sys.stderr.write(f"\njob {index + 1}: {' '.join(loaded.overrides)}\n")
         _print_notes(loaded)
         try:
-            return make_job(loaded.config).run().objective
+            return self.make_job(loaded.config).run().objective
         except (ConfigError, DataError) as error:
             sys.stderr.write(f"job {index + 1} failed: {error}\n")
             raise
@@ -236,12 +281,13 @@ def _run_sweep(arguments: CommandArguments, make_job: MakeJob, check_job: CheckC
             sys.stderr.write(f"job {index + 1} failed:\n{traceback.format_exc()}")
             raise
 
-    result = run_sweep(
-        arguments.overrides, run_loaded=run_loaded, config_dir=arguments.config_dir, check_config=check_job
-    )
+
+def print_sweep(result: SweepResult) -> None:
+    """Writes the files of a sweep's results and prints its table."""
+    from rich.console import Console
+
+    from rlscale.observe.sweep_results import closing_lines, make_table, write_sweep
+
     files = write_sweep(result)
     Console().print(make_table(result))
     sys.stdout.writelines(f"{line}\n" for line in closing_lines(result, files))
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return FAILED if any(job.error for job in result.jobs) else OK

@@ -55,8 +55,11 @@ def parse_arguments(argv: Sequence[str]) -> CommandArguments:
                 if flag in WITH_VALUE and remaining and _is_value(remaining[0]):
                     remaining.pop(0)
             case _ if argument.startswith("--") and "=" not in argument and remaining and _is_value(remaining[0]):
-                # `--lr 3e-5`: keep the value with its flag.
-                arguments.overrides.append(f"{argument}={remaining.pop(0)}")
+                # `--lr 3e-5`: keep the value with its flag, and those of a list.
+                values = [remaining.pop(0)]
+                while remaining and _is_value(remaining[0]) and not remaining[0].startswith("-"):
+                    values.append(remaining.pop(0))
+                arguments.overrides.append(f"{argument}={' '.join(values)}")
             case _:
                 arguments.overrides.append(argument)
     if arguments.show_config and arguments.multirun:

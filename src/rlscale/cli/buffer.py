@@ -13,9 +13,9 @@ from pathlib import Path
 
 import uvicorn
 
-from rlscale.cli.option_parser import OptionParser
+from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.engines.process_lifetime import die_with_parent
-from rlscale.engines.server.http_server import is_loopback
+from rlscale.hosts import is_loopback
 from rlscale.services.buffer_app import build_buffer_app
 from rlscale.services.buffer_client import BUFFER_KEY_VARIABLE
 from rlscale.services.buffer_store import BufferFileError, BufferStore
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         prog="rlscale-buffer",
         description="Runs the rollout buffer: other processes submit trajectories, a run trains on them (buffer.url).",
         epilog=f"If {BUFFER_KEY_VARIABLE} is set, requests need it as a bearer token; required beyond loopback.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     add = parser.add_argument
     add("--file", type=Path, default=Path("buffer.sqlite3"), help="SQLite file of the trajectories; created if needed")

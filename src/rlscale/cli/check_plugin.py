@@ -13,14 +13,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import rlscale
+from rlscale.agents.agent_contracts import AGENT_CONTRACTS
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
 from rlscale.config import load_config_with_notes
 from rlscale.config.errors import nearest
 from rlscale.errors import ConfigError, Problem
-from rlscale.plugins.contracts import CONTRACTS
+from rlscale.plugins.contracts import CONTRACTS as PLUGIN_CONTRACTS
 
 COMMAND = "rlscale-check-plugin"
 TIMEOUT_S = 60.0
+CONTRACTS = {**PLUGIN_CONTRACTS, **AGENT_CONTRACTS}
 
 _USAGE = """\
 Imports a function, checks its parameters, and calls it with a small made example: no model, no GPU.
@@ -31,6 +33,7 @@ usage: rlscale-check-plugin MODULE:NAME --kind KIND [flags] [group.key=value ...
 examples:
   rlscale-check-plugin my_reward:score --kind reward
   rlscale-check-plugin my_filter:keep --kind dynamic_filter ++custom.limit=0.5
+  rlscale-check-plugin my_tools:add --kind tool
 
 kinds, and the calls that each accepts:
 {kinds}
@@ -88,7 +91,9 @@ def check_function(arguments: CheckArguments) -> list[str]:
     with TemporaryDirectory(prefix="rlscale-check-") as folder:
         config_file, result_file = Path(folder, "config"), Path(folder, "result.json")
         config_file.write_bytes(pickle.dumps(config))
-        command = [sys.executable, "-m", "rlscale.plugins.check_process", arguments.path, arguments.kind]
+        is_agent = arguments.kind in AGENT_CONTRACTS
+        module = "rlscale.agents.check_agent_process" if is_agent else "rlscale.plugins.check_process"
+        command = [sys.executable, "-m", module, arguments.path, arguments.kind]
         # What the function prints goes to the terminal.
         process = subprocess.Popen([*command, str(config_file), str(result_file)], start_new_session=True)
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture
-from rlscale.cli.option_parser import OptionParser
+from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.megatron_folder import torch_dist_folder
 from rlscale.models.model_path import check_model_path, error_of_argument
@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="For a model that is too large for one process start several: torchrun --nproc-per-node 4 -m "
         "rlscale.cli.convert SOURCE TARGET --tensor-parallel 4. The result can be loaded with any parallel sizes. "
         "exit code: 0 done, 2 the input is wrong",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     add = parser.add_argument
     add("source", help="Hugging Face folder or hub id, or a folder with torch_dist/, e.g. of Megatron-LM")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlscale.checkpoint.run_folder import unwritable
-from rlscale.cli.option_parser import OptionParser
+from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
 from rlscale.crashtest.check_ledger import check_ledger, compare_ledgers, untrained_groups
@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         "metric must be equal to the last bit. No sample may be lost or used twice, and no process may outlive its "
         "driver by 30 s.",
         epilog="exit code: 0 passed, 1 failed, 2 the input is wrong",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     add = parser.add_argument
     add("experiment", help="name of an experiment, e.g. quickstart")

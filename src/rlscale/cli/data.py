@@ -1,4 +1,4 @@
-"""The command `rlscale-data`: inspects prompt files, and converts files to JSON lines."""
+"""The command `rlscale-data`: inspects prompt files, converts files to JSON lines, and downloads known data sets."""
 
 from __future__ import annotations
 
@@ -30,22 +30,29 @@ MAX_SHOWN_CHARS = 1500
 WIDTH = 120  # where the output is no terminal
 
 _USAGE = f"""\
-Inspects prompt files as a run would read them, or converts a file to JSON lines.
+Inspects prompt files as a run would read them, converts a file to JSON lines, or downloads a known data set.
 
 usage: rlscale-data inspect <file> [flags] [group=option ...] [group.key=value ...]
        rlscale-data convert <rows.csv|rows.tsv|rows.json> <rows.jsonl>
+       rlscale-data download <gsm8k|gsm8k_solutions|dapo_math_17k|aime> [--into DIR] [--endpoint URL]
 
 examples:
   rlscale-data inspect train.jsonl
   rlscale-data inspect 'math/*.jsonl@[-1000:]' experiment=qwen3_4b_grpo
   rlscale-data inspect train.parquet data.input_key=prompt data.label_key=reward_model.ground_truth
   rlscale-data convert train.csv train.jsonl
+  rlscale-data download gsm8k
 
 inspect prints the number of rows, their fields, the lengths of prompts after the chat template, the rows that a run
 would drop, by reason, and three prompts as the model gets them. Lengths are tokens with a model (experiment=... or
 model=...), else characters. Without data.input_key and data.label_key it looks for the usual names.
 
+download gets the files of data=<name> and eval=<name> from the Hugging Face Hub and records their checksums, with which
+later downloads are compared.
+
 flags:
+  --into DIR    folder of all data; default: data, where the options look
+  --endpoint U  URL of a mirror of the Hub; default: $HF_ENDPOINT, else https://huggingface.co
   --rows N      read at most N rows, evenly spaced; default: {DEFAULT_ROWS}
   --json        print JSON
   -h, --help    print this text
@@ -80,13 +87,47 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _inspect(_parse(others))
             case ["convert", source, target]:
                 return _convert(source, target)
-        rule, value = "be inspect <file>, or convert <file> <new file>", " ".join(words) or "nothing"
+            case ["download", *others]:
+                return _download(others)
+        rule = "be inspect <file>, convert <file> <new file>, or download <name>"
+        value = " ".join(words) or "nothing"
         raise ConfigError([Problem(path="rlscale-data", rule=rule, value=value, fix="see rlscale-data --help")])
     except ConfigError as error:
         sys.stderr.write(format_errors("rlscale-data", error))
     except DataError as error:
         sys.stderr.write(f"rlscale-data: {error}\n")
     return WRONG_INPUT
+
+
+def _download(words: list[str]) -> int:
+    from rlscale.data.downloads import DATASETS, download
+
+    flags, names, remaining = {"--into": "data", "--endpoint": ""}, list[str](), list(words)
+    while remaining:
+        word, equals, value = remaining.pop(0).partition("=")
+        if word not in flags:
+            names.append(word + equals + value)
+            continue
+        flags[word] = value or (remaining.pop(0) if remaining else "")
+        if not flags[word]:
+            fix = "see rlscale-data --help"
+            raise ConfigError([Problem(path=word, rule="have a value", value="nothing", fix=fix)])
+    wrong = next((name for name in names if name not in DATASETS), None)
+    if wrong is not None or not names:
+        rule, fix = f"name one of {', '.join(DATASETS)}", "e.g. rlscale-data download gsm8k"
+        raise ConfigError([Problem(path="rlscale-data download", rule=rule, value=wrong or "nothing", fix=fix)])
+    for name in names:
+        download(
+            name,
+            into=Path(flags["--into"]).expanduser(),
+            endpoint=flags["--endpoint"] or None,
+            report=lambda file, text: _write_line(f"{file}: {text}"),
+        )
+    return OK
+
+
+def _write_line(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 def _convert(source: str, target: str) -> int:

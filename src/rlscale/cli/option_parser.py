@@ -15,6 +15,13 @@ _UNKNOWN = re.compile(r"unrecognized arguments: (?P<given>.+)", re.S)
 _KINDS = {"int": "an integer", "float": "a number"}
 
 
+class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to the help of an argument that has one; None stands for a default that the help explains."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 class OptionParser(argparse.ArgumentParser):
     """The parser of a command.
 

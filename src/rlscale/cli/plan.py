@@ -91,7 +91,7 @@ def _run(argv: list[str]) -> int:
     problems += arguments.problems
     if arguments.multirun:
         problems.append(Problem(path="-m", rule="not be used", value="-m", fix="plan one job at a time"))
-    overrides = [*arguments.overrides, *_device_overrides(arguments.overrides, flags, problems)]
+    overrides = _with_device(arguments.overrides, flags, problems)
     try:
         loaded = load_config_with_notes(overrides, config_dir=arguments.config_dir, to_run=False)
     except ConfigError as error:
@@ -104,17 +104,18 @@ def _run(argv: list[str]) -> int:
     return OK
 
 
-def _device_overrides(overrides: Sequence[str], flags: PlanFlags, problems: list[Problem]) -> list[str]:
-    """The override of `cluster.device` for the named hardware; adds a problem if the command line has another one."""
+def _with_device(overrides: Sequence[str], flags: PlanFlags, problems: list[Problem]) -> list[str]:
+    """The overrides with `cluster.device` of the named hardware; adds a problem if the command line has another one."""
     if flags.hardware is None:
-        return []
+        return list(overrides)
     device = Device.cpu if flags.hardware == "cpu" else Device.cuda
-    given = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("cluster.device=")]
-    if wrong := [value for value in given if value not in (device, Device.auto)]:
+    given = [word for word in overrides if word.lstrip("+").startswith("cluster.device=")]
+    values = [word.partition("=")[2] for word in given]
+    if wrong := [value for value in values if value not in (device, Device.auto)]:
         rule, fix = f"be {device} with --hardware {flags.hardware}", "remove one of the two"
         problems.append(Problem(path="cluster.device", rule=rule, value=wrong[0], fix=fix))
     # The last override wins, also over the files of the experiment.
-    return [f"cluster.device={device}"]
+    return [*(word for word in overrides if word not in given), f"cluster.device={device}"]
 
 
 def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
-from rlscale.cli.option_parser import OptionParser
+from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -27,8 +28,11 @@ from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, is_loopback
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server
 from rlscale.errors import ConfigError
+from rlscale.gateway.codec import Codec
+from rlscale.gateway.engine_chat import add_chat_routes
+from rlscale.hosts import is_loopback
 from rlscale.models.batch_shapes import MAX_CACHED_TOKENS
 from rlscale.models.model_path import check_model_path, error_of_argument
 from rlscale.weights.receiver import EngineReceiver
@@ -44,9 +48,10 @@ COUNTS = ("num_slots", "max_cached_tokens", "max_context_len", "num_threads")
 def make_parser() -> argparse.ArgumentParser:
     parser = OptionParser(
         prog="rlscale-serve",
-        description="Serves a Hugging Face causal language model with SGLang's HTTP API, on torch alone.",
+        description="Serves a Hugging Face causal language model on torch alone, with SGLang's HTTP API and the chat "
+        "APIs of OpenAI and Anthropic.",
         epilog=f"If {API_KEY_VARIABLE} is set, clients must send it as a bearer token; required beyond loopback.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=DefaultsFormatter,
     )
     add = parser.add_argument
     add("--model-path", required=True, help="folder in Hugging Face format, or a hub id")
@@ -200,12 +205,19 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         "compares_checksums": True,
         "weight_formats": receiver.formats,
         "num_slots": args.num_slots,
+        "max_total_num_tokens": options.total_cache_tokens(limit),  # SGLang's name; agents are admitted by it
         "deterministic": args.deterministic,
     }
     limits = Limits(
-        vocab_size=config.architecture.vocab_size, max_context_len=limit, has_experts=config.routing is not None
+        vocab_size=config.architecture.vocab_size,
+        max_context_len=limit,
+        has_experts=config.routing is not None,
+        scores_prompts=True,
+        has_images=decoder.tower is not None,
     )
-    return EmbeddedService(scheduler, limits, codec=codec, facts=facts), scheduler, error_handler
+    open_images = None if decoder.tower is None else decoder.tower.open
+    service = EmbeddedService(scheduler, limits, codec=codec, facts=facts, open_images=open_images)
+    return service, scheduler, error_handler
 
 
 async def _serve(
@@ -216,7 +228,14 @@ async def _serve(
     api_key: str | None,
 ) -> int:
     scheduler.start()
-    server = Server(build_app(service, api_key=api_key), host=args.host, port=args.port)
+    app = build_app(service, api_key=api_key)
+    add_chat_routes(
+        app,
+        service,
+        load_codec=partial(load_chat_codec, args.model_path),
+        model=args.served_model_name or args.model_path,
+    )
+    server = Server(app, host=args.host, port=args.port)
     error_handler.server = server
     try:
         try:
@@ -231,6 +250,14 @@ async def _serve(
     finally:
         scheduler.close()
     return 0
+
+
+def load_chat_codec(model_path: str) -> Codec:
+    """Loads the renderer of the chat APIs."""
+    # Importing transformers and the renderers takes seconds, which an engine without chats does not need.
+    from rlscale.gateway.load_codec import load_codec as load
+
+    return load(model_path)
 
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:

@@ -13,6 +13,7 @@ from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from contextlib import AbstractContextManager
 
     from rlscale.config import RunConfig
     from rlscale.driver.trainer import RunResult, Trainer
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of the package."""
     hide_secrets()
-    sys.exit(main_train(sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run))
+    code = main_train(
+        sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run, share_ray=share_ray_of_jobs
+    )
+    sys.exit(code)
 
 
 def check_run(config: RunConfig, broken: Collection[str]) -> Sequence[Problem]:
@@ -36,6 +40,14 @@ def check_run(config: RunConfig, broken: Collection[str]) -> Sequence[Problem]:
     from rlscale.driver import preflight
 
     return preflight.check_run(config, broken)
+
+
+def share_ray_of_jobs(configs: Sequence[RunConfig], num_jobs: int) -> AbstractContextManager[int]:
+    """The Ray of the jobs of a sweep."""
+    # Imported here, as Ray takes a second.
+    from rlscale.cluster.shared_ray import share_ray
+
+    return share_ray(configs, num_jobs)
 
 
 def make_trainer(config: RunConfig) -> Trainer | Rehearsal:

@@ -134,7 +134,7 @@ def _compare_attention(device: str, dtype: torch.dtype) -> float:
     """Largest difference of outputs and gradients, relative to the largest value, on samples of different lengths."""
     _, _, heads, kv_heads, width = SIZES[device]
     lengths = np.array([3, 17, 64, 200, 333], dtype=np.int64)
-    layout = build_packed_layout(lengths, device=torch.device(device), shared=None)
+    layout = build_packed_layout(lengths, device=torch.device(device))
     total = int(lengths.sum())
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, n, total, width, generator=generator) for n in (heads, kv_heads, kv_heads)]
@@ -168,7 +168,7 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Ten
 def _time_attention(device: str, dtype: torch.dtype) -> tuple[float, float]:
     """Seconds and operations of forward and backward pass."""
     num, length, heads, kv_heads, width = SIZES[device]
-    layout = build_packed_layout(np.full(num, length, dtype=np.int64), device=torch.device(device), shared=None)
+    layout = build_packed_layout(np.full(num, length, dtype=np.int64), device=torch.device(device))
     q, k, v = (
         torch.randn(1, n, num * length, width, device=device).to(dtype).requires_grad_()
         for n in (heads, kv_heads, kv_heads)

@@ -51,6 +51,12 @@ def engine_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardw
     dtype_bytes = DTYPE_BYTES[config.train.dtype]
     if config.rollout.engine == EngineKind.embedded:
         return _embedded(config, a, lengths, dtype_bytes)
+    if config.rollout.engine == EngineKind.scripted:
+        # It has no weights and no cache; every request fits.
+        tokens = max(1, config.rollout.num_slots * lengths.sample)
+        return EngineMemory(
+            kind=EngineKind.scripted, gpus=1, weights=0, cache=0, scratch=0, cache_tokens=tokens, bytes_per_token=0
+        )
     return _sglang(config, a, dtype_bytes, hardware)
 
 

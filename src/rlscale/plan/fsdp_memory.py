@@ -109,7 +109,7 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     if work.optimizer == OptimizerName.deepspeed_cpu_adam and not work.on_cpu:
         return 0
     if work.adapter_rank:
-        return 2 * FLOAT32 * _adapters(a, work) / work.num_ranks
+        return 2 * FLOAT32 * adapter_elements(a, work.adapter_rank) / work.num_ranks
     # Muon trains matrices of layers; embedding, norms and biases stay with Adam.
     elements = 2 * shard
     if work.optimizer == OptimizerName.muon:
@@ -119,16 +119,16 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     return FLOAT32 * elements
 
 
-def _adapters(a: Architecture, work: TrainerWork) -> int:
+def adapter_elements(a: Architecture, rank: int) -> int:
     """Elements of all adapters: A [rank, in] and B [out, rank] of each matrix; next to experts, of attention only."""
     layers = ((a.attention_shapes() if a.num_experts else a.layer_shapes(layer), n) for layer, n in a.kinds.items())
     matrices = [(shape, number) for shapes, number in layers for shape in shapes if len(shape) == 2]
-    return sum(work.adapter_rank * (rows + columns) * number for (rows, columns), number in matrices)
+    return sum(rank * (rows + columns) * number for (rows, columns), number in matrices)
 
 
 def _trained_share(a: Architecture, work: TrainerWork) -> float:
     """Elements with a gradient, as a fraction of the model's."""
-    return _adapters(a, work) / a.parameters if work.adapter_rank else 1.0
+    return adapter_elements(a, work.adapter_rank) / a.parameters if work.adapter_rank else 1.0
 
 
 def shard_elements(a: Architecture, num_ranks: int) -> int:

@@ -19,6 +19,7 @@ from rlscale.config.rules import uses_engines
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.fsdp_memory import shard_elements
 from rlscale.plan.hardware import DTYPE_BYTES
+from rlscale.plan.model_size import has_base_as_reference
 from rlscale.plan.placement import Layout
 
 PROCESS_BYTES = 0.28e9
@@ -79,6 +80,8 @@ def _host_memory(config: RunConfig, models: Mapping[str, Architecture], *, num_r
         num_ranks: that share the models.
     """
     on_cpu, offloads = config.cluster.device == Device.cpu, bool(config.cluster.offload_train)
+    if has_base_as_reference(config):
+        models = {role: a for role, a in models.items() if role != "reference"}
     shards = {role: FLOAT32 * shard_elements(a, num_ranks) for role, a in models.items()}
     keeps_copies = on_cpu and offloads and config.train.weights_backuper
     policy = models.get("policy")

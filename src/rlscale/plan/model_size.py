@@ -30,6 +30,13 @@ def policy_architecture(model: ModelConfig) -> Architecture:
     return Architecture.from_fields(fields)
 
 
+def has_base_as_reference(config: RunConfig) -> bool:
+    """Whether the reference is the policy without its adapters, so that it needs no weights."""
+    model = config.model
+    is_base = model.ref_load is None or model.ref_load == model.hf_checkpoint
+    return config.train.lora.rank > 0 and is_base and uses_reference(config.algo)
+
+
 def list_architectures(config: RunConfig, policy: Architecture) -> dict[str, Architecture]:
     """Architectures of all models of the trainers, by role. The critic has no output layer."""
     models, model = {"policy": policy}, config.model
@@ -37,7 +44,7 @@ def list_architectures(config: RunConfig, policy: Architecture) -> dict[str, Arc
         models["reference"] = _role_architecture(model.ref_load, policy)
     if uses_critic(config.algo):
         models["critic"] = replace(_role_architecture(config.critic.load, policy), tied=True)
-    if uses_teacher(config.algo):
+    if uses_teacher(config.algo) and model.teacher_load is not None:  # a served teacher is on no GPU of the run
         models["teacher"] = _role_architecture(model.teacher_load, policy)
     return models
 

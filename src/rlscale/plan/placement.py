@@ -8,14 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlscale.config import ClusterConfig, RunConfig
-from rlscale.config.rules import has_critic_ranks, num_critic_ranks, uses_engines
+from rlscale.config.rules import frozen_models, has_critic_ranks, num_critic_ranks, uses_engines
 from rlscale.errors import ConfigError, Problem, count_noun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenLayout:
+    """Engines of a further model whose weights stay as they are."""
+
+    name: str
+    num_engines: int
+    gpus_per_engine: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Bundles of one placement group: those of the trainers, then of separate engines, of a separate critic, and of
-    the engines of a judge or reward model.
+    """Bundles of one placement group: those of the trainers, then of separate engines, of a separate critic, of the
+    engines of a judge or reward model, and of those of each further model.
 
     A bundle is one GPU, or on a CPU one slot instead of a GPU; trainer rank i has bundle i. An engine has a process on
     each of its nodes. Colocated engines use the bundles of the trainers, in their order. A process of a separate engine
@@ -30,6 +39,7 @@ class Layout:
     gpus_per_node: int = 8
     num_reward_engines: int = 0
     gpus_per_reward_engine: int = 1
+    frozen: tuple[FrozenLayout, ...] = ()
 
     @property
     def gpus_per_process(self) -> int:
@@ -49,11 +59,12 @@ class Layout:
         else:
             policy = (1,) * self.num_trainers
             policy += (self.gpus_per_process,) * (self.num_engines * self.processes_per_engine)
-        reward = self.reward_layout if self.num_reward_engines else None
-        sizes = (
-            () if reward is None else (reward.gpus_per_process,) * (reward.processes_per_engine * reward.num_engines)
-        )
-        return policy + (1,) * self.num_critics + sizes
+        sizes = policy + (1,) * self.num_critics
+        if self.num_reward_engines:
+            sizes += _engine_bundles(self.reward_layout)
+        for number in range(len(self.frozen)):
+            sizes += _engine_bundles(self.frozen_layout(number))
+        return sizes
 
     @property
     def num_bundles(self) -> int:
@@ -73,10 +84,20 @@ class Layout:
     @property
     def reward_layout(self) -> Layout:
         """The layout whose engines are those of the judge: bundles of other processes stand for trainers."""
+        first = self._num_policy_bundles + self.num_critics
+        return self._separate(first, self.num_reward_engines, self.gpus_per_reward_engine)
+
+    def frozen_layout(self, number: int) -> Layout:
+        """The layout whose engines are those of a further model, in the same way."""
+        first = len(replace(self, frozen=self.frozen[:number]).bundle_sizes)
+        return self._separate(first, self.frozen[number].num_engines, self.frozen[number].gpus_per_engine)
+
+    def _separate(self, first: int, num_engines: int, gpus_per_engine: int) -> Layout:
+        """Engines on bundles from `first` on."""
         return Layout(
-            num_trainers=self._num_policy_bundles + self.num_critics,
-            num_engines=self.num_reward_engines,
-            gpus_per_engine=self.gpus_per_reward_engine,
+            num_trainers=first,
+            num_engines=num_engines,
+            gpus_per_engine=gpus_per_engine,
             colocate=False,
             gpus_per_node=self.gpus_per_node,
         )
@@ -103,6 +124,11 @@ class Layout:
         return tuple(tuple(range(first + i * size, first + (i + 1) * size)) for i in range(number))
 
 
+def _engine_bundles(layout: Layout) -> tuple[int, ...]:
+    """Sizes of the bundles of separate engines."""
+    return (layout.gpus_per_process,) * (layout.processes_per_engine * layout.num_engines)
+
+
 def build_cluster_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
     """The layout of a resolved group `cluster`; SFT without evaluation needs no engines."""
     rollout_gpus = config.rollout_num_gpus if needs_engines else 0
@@ -123,6 +149,15 @@ def build_layout(config: RunConfig) -> Layout:
     if judge.num_gpus and uses_engines(config):
         number, size = judge.num_gpus // judge.num_gpus_per_engine, judge.num_gpus_per_engine
         layout = replace(layout, num_reward_engines=number, gpus_per_reward_engine=size)
+    frozen = tuple(
+        FrozenLayout(
+            name=name,
+            num_engines=each.num_gpus // each.num_gpus_per_engine,
+            gpus_per_engine=each.num_gpus_per_engine,
+        )
+        for name, each in frozen_models(config).items()
+    )
+    layout = replace(layout, frozen=frozen)
     if config.debug.rollout_only:
         return replace(layout, num_trainers=0, colocate=False)
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
@@ -196,7 +231,12 @@ def check_node_sizes(layout: Layout, node_gpus: Sequence[int]) -> list[Problem]:
         node_gpus: GPUs of each node.
     """
     judge = _check_parts(layout.reward_layout, node_gpus, key="reward.engine.num_gpus_per_engine")
-    return _check_parts(layout, node_gpus) + judge
+    further = [
+        problem
+        for number in range(len(layout.frozen))
+        for problem in _check_parts(layout.frozen_layout(number), node_gpus, key="sglang.config")
+    ]
+    return _check_parts(layout, node_gpus) + judge + further
 
 
 def _check_parts(
@@ -237,7 +277,7 @@ def further_engines(config: RunConfig, layout: Layout) -> tuple[Layout, int]:
     """Layout of one engine that may join the run later, and the maximum number of such engines."""
     maximum, size = config.cluster.rollout_max_num_gpus, layout.gpus_per_engine
     number = 0 if maximum is None or not layout.num_engines else maximum // size - layout.num_engines
-    one = replace(layout, num_trainers=0, num_engines=1, num_critics=0, num_reward_engines=0, colocate=False)
+    one = replace(layout, num_trainers=0, num_engines=1, num_critics=0, num_reward_engines=0, frozen=(), colocate=False)
     return one, max(0, number)
 
 
@@ -273,6 +313,10 @@ def place_actors(layout: Layout, *, gpus_per_node: int, has_critic: bool = False
     for engine in range(layout.num_reward_engines):
         for (bundle,) in layout.reward_layout.process_bundles(engine):
             on[bundle].append(f"reward engine {engine}")
+    for number, each in enumerate(layout.frozen):
+        for engine in range(each.num_engines):
+            for (bundle,) in layout.frozen_layout(number).process_bundles(engine):
+                on[bundle].append(f"{each.name} engine {engine}")
     places = [
         Place(node=node, gpu=gpu, actors=tuple(actors))
         for actors, (node, gpus) in zip(on, fill_nodes(layout, gpus_per_node=gpus_per_node), strict=True)

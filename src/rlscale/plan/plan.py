@@ -12,6 +12,9 @@ from rlscale.config import (
     AttnImplementation,
     Derived,
     Device,
+    LoraSync,
+    MegatronConfig,
+    OptimizerName,
     QkvFormat,
     RunConfig,
     TrainBackendName,
@@ -24,13 +27,14 @@ from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
-from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
+from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, adapter_elements, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.host_memory import HostMemory, host_memories
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import MegatronWork, megatron_memory
 from rlscale.plan.memory_budget import MemoryBudget, PartMemories, list_memory_budgets
 from rlscale.plan.model_size import (
+    has_base_as_reference,
     judge_architecture,
     list_architectures,
     policy_architecture,
@@ -255,7 +259,7 @@ def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
-        return megatron_memory(a, config.megatron, work.largest, work=megatron_work)
+        return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
     return trainer_memory(a, replace(work, adapter_rank=0, has_values=True))
 
 
@@ -272,8 +276,16 @@ def _trainer(
             has_reference=reference is not None,
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
         )
-        return megatron_memory(a, config.megatron, work.largest, work=megatron_work)
+        return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
+    if has_base_as_reference(config):
+        reference = None
     return trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
+
+
+def _megatron_config(config: RunConfig) -> MegatronConfig:
+    """Parallel sizes and optimiser. Muon's state is not sharded; the plan counts as much for it as for Adam."""
+    is_sharded = config.megatron.use_distributed_optimizer and config.optim.name != OptimizerName.muon
+    return replace(config.megatron, use_distributed_optimizer=is_sharded)
 
 
 def _allows_fused_layers(config: RunConfig) -> bool:
@@ -322,7 +334,12 @@ def _kernel(config: RunConfig, lengths: Lengths) -> AttentionKernel:
 
 
 def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
-    num_bytes = a.parameters * DTYPE_BYTES[config.train.dtype]
+    lora, dtype_bytes = config.train.lora, DTYPE_BYTES[config.train.dtype]
+    if lora.rank and lora.sync == LoraSync.adapter:
+        # One message to each engine; the base goes through the weight channel, once.
+        num_bytes = adapter_elements(a, lora.rank) * dtype_bytes
+        return SyncTraffic(channel="adapters over HTTP", num_bytes=num_bytes, num_buckets=1)
+    num_bytes = a.parameters * dtype_bytes
     channel = config.train.weight_channel
     number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
     return SyncTraffic(channel=str(channel), num_bytes=num_bytes, num_buckets=number)

@@ -91,5 +91,6 @@ def argument_values(config: RunConfig) -> dict[str, Any]:
     values["sglang_dp_size"] = 1
     values["sglang_config"] = config.sglang.config
     values["sglang_reward_model"] = config.reward.engine.name
+    values["sglang_frozen_models"] = list(config.sglang.frozen_models)
     passed = {f"sglang_{name}": value for name, value in config.sglang.server_args.items()}
     return config.megatron.core_args | values | passed

@@ -13,21 +13,26 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlscale.config import RunConfig
 from rlscale.config.slime_modules import install_slime_modules
 from rlscale.config.user_functions import is_document_form, load_hook, names_judge
 from rlscale.errors import ConfigError, Problem
 from rlscale.plugins.args_view import Args
-from rlscale.plugins.contracts import CONTRACTS, ContractError
+from rlscale.plugins.contracts import CONTRACTS, Contract, ContractError
 from rlscale.plugins.example_judge import ExampleJudge
 from rlscale.plugins.load_plugin import load_plugin
 
 
-def main(argv: Sequence[str]) -> int:
-    """Checks one function. Returns 0 also for a wrong one: the problems are in the result."""
+def main(argv: Sequence[str], check: Callable[[str, str, RunConfig], list[str]]) -> int:
+    """Checks one function. Returns 0 also for a wrong one: the problems are in the result.
+
+    Args:
+        check: checks the function of a path, of a kind; raises ConfigError.
+    """
     path, kind, config_file, result_file = argv
     faulthandler.enable()
     config: RunConfig = pickle.loads(Path(config_file).read_bytes())
@@ -62,13 +67,21 @@ def check(path: str, kind: str, config: RunConfig) -> list[str]:
     if kind == "data_source":
         create = adapted
         adapted = lambda _, tokenizer: create(config, tokenizer)  # noqa: E731
+    return [f"arguments: those of {form}", f"returned: {run_contract(contract, adapted, path)}"]
+
+
+def run_contract(contract: Contract, target: Any, path: str) -> str:
+    """Describes what user code returned.
+
+    Raises:
+        ConfigError: it raised, or returned something else than its kind requires.
+    """
     try:
-        found = contract.check(adapted)
+        return contract.check(target)
     except ContractError as error:
         raise _problem(contract.key, error.rule, path, f"it returned {error.found}") from None
     except (Exception, SystemExit) as error:  # user code may raise anything; reported with the place
         raise _problem(contract.key, "work on the example", path, _describe(error)) from error
-    return [f"arguments: those of {form}", f"returned: {found}"]
 
 
 def _describe(error: BaseException) -> str:
@@ -84,4 +97,4 @@ def _problem(key: str, rule: str, path: str, fix: str) -> ConfigError:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], check))

@@ -46,7 +46,7 @@ class Contract:
     kind: str
     key: str  # that names the function
     call: str  # the arguments and the result, for people
-    check: Callable[[Callable[..., Any]], str]  # calls an adapted function; describes the result
+    check: Callable[[Any], str]  # calls an adapted function; describes the result
 
 
 def check_reward(reward: Callable[..., Any], groups: Sequence[Group] | None = None) -> list[Any]:

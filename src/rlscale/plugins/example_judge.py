@@ -34,3 +34,11 @@ class ExampleJudge:
         """Returns the number of the constructor for each text."""
         self.texts += texts
         return [self._number] * len(texts)
+
+    async def request(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Returns the text as `/generate` does, without any other field."""
+        return {"text": self._text}
+
+    def model(self, name: str) -> "ExampleJudge":
+        """Returns this judge for every name."""
+        return self

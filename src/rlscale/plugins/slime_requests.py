@@ -84,8 +84,13 @@ def get_model_url(args: Any, model_name: str, endpoint: str = "/generate") -> st
     """The URL of an endpoint of the engines of the policy.
 
     Raises:
-        ValueError: it names the model of `reward.engine.name`, which rewards ask.
+        ValueError: it names a frozen model, which user code asks in another way.
     """
+    if model_name in (getattr(args, "sglang_frozen_models", None) or ()):
+        raise ValueError(
+            f"get_model_url must name the policy, got {model_name}; ask that model as session.model({model_name!r}) "
+            f"in a generate function, or as judge.model({model_name!r}) in a reward"
+        )
     if model_name == getattr(args, "sglang_reward_model", None):
         raise ValueError(
             f"get_model_url must name the policy, got {model_name}; rewards ask that model by their parameter judge"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import traceback
 from collections.abc import Callable
@@ -75,3 +76,12 @@ def shown(value: Any, *, max_len: int = 80) -> str:
     except Exception as error:  # it is user code, and fails for an int of more than 4,300 digits
         return f"a value of type {type(value).__name__} without a text ({type(error).__name__})"
     return text if len(text) <= max_len else f"{text[:max_len]}..."
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether a call of a function or object returns a coroutine."""
+    inner = function
+    while hasattr(inner, "func"):  # partial objects
+        inner = inner.func
+    # An object with `async def __call__` is no coroutine function itself.
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)

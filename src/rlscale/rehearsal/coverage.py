@@ -42,7 +42,7 @@ def list_rehearsed(config: RunConfig, sizes: LayoutSizes, hooks: Sequence[str]) 
     """
     roles = ["policy"]
     roles += ["critic"] * uses_critic(config.algo) + ["reference"] * uses_reference(config.algo)
-    roles += ["teacher"] * uses_teacher(config.algo)
+    roles += ["teacher"] * (uses_teacher(config.algo) and config.model.teacher_load is not None)
     rows = [
         ("config", "every rule between keys, for the uncut layout and for the rehearsed one"),
         (

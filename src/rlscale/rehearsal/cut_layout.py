@@ -1,7 +1,7 @@
 """Sizes of a run that decide its number of processes, and their cut to what one machine runs.
 
     1. whole replicas     fewer nodes, fewer data-parallel copies of the model, fewer engines
-    2. parallel sizes     only if one replica is still too large: context, then tensor, then expert parallelism
+    2. parallel sizes     only if one replica is still too large: context until it is 1, tensor until it is 2, expert
 
 Pipeline stages are never cut: their number decides which layers, schedules and messages a rank has.
 """
@@ -224,13 +224,26 @@ def _with_smaller_replica(sizes: LayoutSizes, max_processes: int) -> LayoutSizes
 
 
 def _divide_trainer(sizes: LayoutSizes) -> LayoutSizes | None:
-    dense, experts = sizes.tensor * sizes.context, sizes.expert * sizes.expert_tensor
-    # The larger of the two kinds of groups decides how many ranks a stage needs.
-    order = ("context", "tensor") if dense >= experts else ("expert", "expert_tensor")
-    name = next((each for each in order if getattr(sizes, each) > 1), None)
-    if name is None:
+    """The sizes with the first that can be cut divided: context, tensor, then expert parallelism; None: all are 1.
+
+    Tensor ranks stay 2 as long as something else can be cut: sequence parallelism needs them.
+    """
+    if sizes.context > 1:
+        return replace(sizes, context=_divided(sizes.context))
+    if max(sizes.tensor, sizes.expert_tensor) > 2:
+        return _divide_tensor(sizes)
+    if sizes.expert > 1:
+        return replace(sizes, expert=_divided(sizes.expert))
+    return _divide_tensor(sizes)
+
+
+def _divide_tensor(sizes: LayoutSizes) -> LayoutSizes | None:
+    # The tensor-parallel size of experts is the same unless the config sets it.
+    largest = max(sizes.tensor, sizes.expert_tensor)
+    if largest == 1:
         return None
-    smaller: dict[str, Any] = {name: _divided(getattr(sizes, name))}
+    names = [name for name in ("tensor", "expert_tensor") if getattr(sizes, name) == largest]
+    smaller: dict[str, Any] = dict.fromkeys(names, _divided(largest))
     return replace(sizes, **smaller)
 
 

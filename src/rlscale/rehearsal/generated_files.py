@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlscale.architectures.family import find_family
 from rlscale.config import RunConfig, prompt_paths
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import learns_conversations, uses_engines
@@ -91,6 +92,7 @@ def write_model(folder: Path, config_json: Mapping[str, Any], *, seed: int) -> N
     from rlscale.models.byte_tokenizer import byte_tokenizer
     from rlscale.models.random_weights import save_random_model
 
-    tokenizer = byte_tokenizer(int(config_json["max_position_embeddings"]))
+    has_images = find_family(config_json["model_type"]).vision is not None
+    tokenizer = byte_tokenizer(int(config_json["max_position_embeddings"]), has_images=has_images)
     folder.mkdir(parents=True, exist_ok=True)
     save_random_model(folder, config_json, tokenizer, seed=seed)

@@ -49,6 +49,9 @@ def check_layout(config: RunConfig, a: Architecture) -> LayoutReport:
         is_megatron, to = config.train.backend == TrainBackendName.megatron, weight_owners(config)
         if is_megatron and not find_family(a.model_type).megatron:
             faults.append(f"Megatron-core does not train {a.model_type}")
+        elif find_family(a.model_type).vision is not None:
+            # The architecture is that of the decoder; shapes of a tower are known to transformers alone.
+            lines.append("weight transfer: not planned for a model with a vision tower")
         elif is_megatron or to != WeightOwners.every:
             plan = plan_weight_sync(config, a, sizes)
             lines.append(_describe_transfer(plan, to=to))

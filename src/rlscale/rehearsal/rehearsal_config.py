@@ -65,6 +65,8 @@ def layout_overrides(config: RunConfig, cut: LayoutSizes) -> Overrides:
             "megatron.context_parallel_size": cut.context,
             "megatron.expert_model_parallel_size": cut.expert,
         }
+        if cut.tensor == 1 and config.megatron.core_args.get("sequence_parallel"):
+            overrides["megatron.sequence_parallel"] = False  # Megatron-core refuses it without tensor parallelism
         if config.megatron.core_args.get("expert_tensor_parallel_size") is not None:
             overrides["megatron.expert_tensor_parallel_size"] = cut.expert_tensor
     else:
@@ -150,7 +152,10 @@ def _model_overrides(config: RunConfig, model: Path) -> Overrides:
         "model.warmup_experiment": None,
         "model.ref_load": path if uses_reference(algo) else None,
         "model.ref_ckpt_step": None,
+        # A tiny model of the trainer stands for a served teacher, which has another vocabulary than the tiny policy.
         "model.teacher_load": path if uses_teacher(algo) else None,
+        "model.teacher_url": None,
+        "data.teacher_by_source": {},
         "critic.load": None,
         "checkpoint.load": None,
         "train.lora.load": None,

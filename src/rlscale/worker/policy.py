@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlscale.engines.client.http_engine import HttpEngine
+from rlscale.protocols import WeightChannel
 from rlscale.types import EngineAddress, Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
 from rlscale.weight_types import WeightSyncReport
 from rlscale.worker.rank import RankWorker
@@ -18,7 +19,6 @@ from rlscale.worker.rank import RankWorker
 if TYPE_CHECKING:
     from rlscale.training.profiling.device_rate import DeviceRate
     from rlscale.training.roles import TrainerRank
-    from rlscale.weights.sync import WeightSync
 
 
 class PolicyWorker(RankWorker):
@@ -31,7 +31,7 @@ class PolicyWorker(RankWorker):
     """
 
     _backend: TrainerRank
-    _channel: WeightSync
+    _channel: WeightChannel
     _rate: DeviceRate
 
     def setup(self, master_address: str, master_port: int) -> None:
@@ -40,19 +40,26 @@ class PolicyWorker(RankWorker):
         # Imported here: torch and transformers take seconds, for which the driver should not wait.
         from rlscale.training.profiling.device_rate import DeviceRate
         from rlscale.training.registry import make_backend
+        from rlscale.weights.adapter_sync import AdapterSource, AdapterSync
         from rlscale.weights.factory import make_channel
 
         world = self._world
         with self._profiler.report_oom():
             self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
         self._rate = DeviceRate(self._spec.device, self._spec.train.dtype)
-        self._channel = make_channel(
+        channel = make_channel(
             world.channel,
             make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
             rank=self.rank,
             master_address=self._address,
             senders=self._backend.senders,
         )
+        self._channel = channel
+        if (adapters := self._backend.adapters) is not None:
+            source = AdapterSource(
+                base_weights=adapters.base_weights, config=adapters.config, num_kept=world.channel.num_adapters
+            )
+            self._channel = AdapterSync(channel, source=source, rank=self.rank)
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         with self._profiler.report_oom(), self._profiler.profile_rollout(batch.rollout_id):
@@ -86,8 +93,9 @@ class PolicyWorker(RankWorker):
         self._channel.connect(engines)
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
+        source = self._backend.adapters or self._backend
         with self._backend.exporting():
-            report = self._channel.push(self._backend.weights(), version)
+            report = self._channel.push(source.weights(), version)
         # The engines generate next, and may share the GPUs of this rank.
         self._backend.offload()
         return report

@@ -1,0 +1,70 @@
+"""The command `rlscale-sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import rlscale
+from rlscale.cli.app import INTERRUPTED, OK, WRONG_INPUT, SweepRunner, format_errors, print_sweep
+from rlscale.cli.option_parser import OptionParser
+from rlscale.cli.train import check_run, make_trainer, share_ray_of_jobs
+from rlscale.errors import ConfigError, count_noun
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = OptionParser(
+        prog="rlscale-sweep",
+        description="Prints the table of a sweep again and writes its files; with --resume, runs failed jobs again.",
+        epilog="Works during a sweep, too: jobs have a row when they end.",
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="folder of the sweep, as rlscale-train -m prints it")
+    add(
+        "--resume",
+        action="store_true",
+        help="run the jobs that failed or have no result; each continues in its run folder",
+    )
+    add("--version", action="version", version=f"rlscale {rlscale.__version__}")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, *, runner: SweepRunner | None = None) -> int:
+    """Prints the sweep. Returns 0; 1 when a resumed job failed, 2 when there is no sweep in the folder."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        return _resume(arguments.folder, runner) if arguments.resume else _show(arguments.folder)
+    except ConfigError as error:
+        sys.stderr.write(format_errors("rlscale-sweep", error))
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("rlscale-sweep: interrupted\n")
+        return INTERRUPTED
+
+
+def _show(folder: Path) -> int:
+    from rlscale.config.hydra.sweep import SweepCommand, read_sweep
+
+    result = read_sweep(folder)
+    print_sweep(result)
+    if missing := len(set(SweepCommand.read(folder).jobs) - {job.overrides for job in result.jobs}):
+        sys.stdout.write(f"{count_noun(missing, 'job')} without a result; --resume runs what failed or is missing\n")
+    return OK
+
+
+def _resume(folder: Path, runner: SweepRunner | None) -> int:
+    from rlscale.config.hydra.sweep import SweepCommand
+
+    command = SweepCommand.read(folder)
+    runner = runner or SweepRunner(make_job=make_trainer, check_job=check_run, share_ray=share_ray_of_jobs)
+    # The folder may have been moved, so it is given by its path of today.
+    overrides = [each for each in command.overrides if not each.startswith("hydra.sweep.dir=")]
+    overrides.append(f'hydra.sweep.dir="{folder}"')
+    config_dir = None if command.config_dir is None else Path(command.config_dir)
+    return runner.run(overrides, config_dir=config_dir, resume=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
