@@ -8,9 +8,10 @@ not grow by more than 2 %; Ray's own processes are shown as well.
 
 The run folder is temporary. Its logs keep few samples, few timelines and the last evaluations and checkpoint; a run
 whose folder exceeds 1 GB is ended. Ctrl-C and SIGTERM end the run, and the results so far are written. The exit code is
-1 if the limit does not hold or not all steps were run. Writes `results/soak.md` and `.json`.
+1 if the limit does not hold or not all steps were run. Writes `results/soak.md` and `.json`, with `--agents`
+`results/soak_agents.md` and `.json`.
 
-    python benchmarks/soak.py [--steps 20000] [--warmup 2000] [--seconds S] [--interval 2] [--out FOLDER]
+    python benchmarks/soak.py [--agents] [--steps 20000] [--warmup 2000] [--seconds S] [--interval 2] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -51,16 +52,38 @@ import random
 def draw(sample):
     return float(random.Random(sample.seed).random() < 0.5)
 """
-OVERRIDES = (
-    "batch.rollout_batch_size=2",
-    "batch.n_samples_per_prompt=4",
+# Without a client's library: its connections would be a part of the driver's memory.
+AGENT = """
+import json, random, urllib.request
+
+def agent(task, session):
+    messages = list(task.messages)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {session.api_key}"}
+    for _ in range(3):
+        body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 6}).encode()
+        request = urllib.request.Request(f"{session.base_url}/chat/completions", body, headers)
+        with urllib.request.urlopen(request) as response:
+            messages += [json.load(response)["choices"][0]["message"], {"role": "user", "content": "1+1="}]
+    return float(random.Random(task.seed).random() < 0.5)
+"""
+PLAIN_OVERRIDES = (
     "rollout.max_response_len=12",
-    "rollout.max_staleness=1",
     "sampling.partial_rollout=true",
     "sampling.over_sampling_batch_size=4",
     "algo.dynamic_sampling=true",
     "reward.custom_path=soak_reward:draw",
     "reward.max_workers=2",
+)
+AGENT_OVERRIDES = ("rollout.max_response_len=24", "agent.function_path=soak_agent:agent", "agent.keep_logs=16")
+AGENT_TEXT = """Measures whether the processes of a run with agents grow.
+
+Runs the quickstart with a tiny model, batch and staleness 1. Each of the 8 trajectories of a step is a session of the
+gateway, in which a function makes three requests: 24 requests a step, and evaluations. Memory and growth are as in
+`soak.md`; the gateway is a process of ours, too."""
+OVERRIDES = (
+    "batch.rollout_batch_size=2",
+    "batch.n_samples_per_prompt=4",
+    "rollout.max_staleness=1",
     # The lengths of responses must not drift: the growth is that of the loop.
     "optim.lr=1e-6",
     "eval.interval=50",
@@ -88,6 +111,7 @@ class Soak:
 
     folder: Path
     num_steps: int
+    has_agents: bool = False
     samples: list[MemorySample] = field(default_factory=list)
     ended: str = ""  # why it ended before its last step
     seconds: float = 0.0
@@ -141,12 +165,14 @@ class ProcessNames:
 
 def command_of(soak: Soak) -> list[str]:
     places = (f"run.dir={soak.run_dir}", f"data.num_rollout={soak.num_steps}")
-    return [sys.executable, "-m", "rlscale.cli.train", "+experiment=quickstart", *OVERRIDES, *places]
+    kind = AGENT_OVERRIDES if soak.has_agents else PLAIN_OVERRIDES
+    return [sys.executable, "-m", "rlscale.cli.train", "+experiment=quickstart", *OVERRIDES, *kind, *places]
 
 
 def run(soak: Soak, options: argparse.Namespace) -> None:
     """Runs the command and samples it until it ends, a bound is reached or this process is interrupted."""
     (soak.folder / "soak_reward.py").write_text(REWARD)
+    (soak.folder / "soak_agent.py").write_text(AGENT)
     mark = uuid.uuid4().hex
     env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
     with soak.log.open("wb") as log:
@@ -248,10 +274,13 @@ def report(soak: Soak, summary: dict[str, Any], load: float) -> str:
     ended = f" The run did not reach its last step: {soak.ended}." if soak.ended else ""
     files = ", ".join(f"{name} {number / 1e6:.1f} MB" for name, number in summary["bytes_by_file"].items())
     rate = summary["steps"] / soak.seconds if soak.seconds else 0.0
+    text = AGENT_TEXT if soak.has_agents else (__doc__ or "").split("The run folder")[0].strip()
+    option = " --agents" if soak.has_agents else ""
+    origin = f"Made by `python benchmarks/soak.py{option}`."
     return (
-        f"# Memory of a long run\n\n{(__doc__ or '').split('The run folder')[0].strip()}\n\n{sentence([load])} "
+        f"# Memory of a long run\n\n{text}\n\n{sentence([load])} "
         f"{summary['steps']:,} of {soak.num_steps:,} steps in {soak.seconds:,.0f} s ({rate:.1f} steps/s); "
-        f"warm-up {summary['warmup']:,} steps; {len(soak.samples):,} samples. Made by `python benchmarks/soak.py`.\n\n"
+        f"warm-up {summary['warmup']:,} steps; {len(soak.samples):,} samples. {origin}\n\n"
         f"{verdict}{ended}\n\n{growth_table(found)}\n\nOver the run (median of the samples of each tenth):\n\n"
         f"{part_table(soak.samples, ours)}\n\nRun folder at the end: {files or 'not measured'}.\n"
     )
@@ -263,11 +292,12 @@ def write(soak: Soak, options: argparse.Namespace) -> str:
     text = report(soak, summary, options.load)
     if not options.dry:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "soak.md").write_text(text)
+        name = "soak_agents" if soak.has_agents else "soak"
+        (options.out / f"{name}.md").write_text(text)
         every = 1 + len(soak.samples) // MAX_STORED
         samples = [asdict(sample) for sample in soak.samples[::every]]
         content = {"machine": machine(), "load": options.load, "summary": summary, "samples": samples}
-        (options.out / "soak.json").write_text(json.dumps(content) + "\n")
+        (options.out / f"{name}.json").write_text(json.dumps(content) + "\n")
     return text
 
 
@@ -287,6 +317,7 @@ def interrupts() -> Iterator[None]:
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", action="store_true", help="trajectories of agents that know a URL")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--warmup", type=int, default=2000, help="steps before the first window")
     parser.add_argument("--seconds", type=float, default=None, help="end the run after this time")
@@ -303,7 +334,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="soak-") as name, interrupts():
-        soak = Soak(folder=Path(name), num_steps=options.steps)
+        soak = Soak(folder=Path(name), num_steps=options.steps, has_agents=options.agents)
         run(soak, options)
         soak.bytes_by_file = folder_bytes(soak.run_dir)
     sys.stdout.write(write(soak, options))

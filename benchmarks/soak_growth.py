@@ -21,6 +21,7 @@ OURS: Mapping[str, str] = {
     "_PolicyActor": "trainer rank",
     "_EngineActor": "engine actor",
     "rlscale.cli.serve": "engine",
+    "rlscale.gateway.serve_gateway": "gateway",
     "reward_child": "reward process",
     "process_reaper": "reaper",
 }

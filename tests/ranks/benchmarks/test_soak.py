@@ -18,8 +18,8 @@ def command(out: Path, *options: str) -> list[str]:
     return [sys.executable, "benchmarks/soak.py", "--interval", "1", "--out", str(out), *options]
 
 
-def read(out: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((out / "soak.json").read_text())
+def read(out: Path, name: str = "soak") -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
     return content
 
 
@@ -33,6 +33,18 @@ def test_no_process_of_ours_grows(tmp_path: Path) -> None:
     assert summary["passed"] and summary["faults"] == []
     assert summary["growth"].keys() >= PARTS
     assert all(summary["growth"][name]["share"] <= 0.02 for name in PARTS)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_no_process_of_a_run_with_agents_grows(tmp_path: Path) -> None:
+    """In 1,200 steps of 24 requests; the gateway's memory is flat after about 18,000 of them."""
+    made = command(tmp_path, "--agents", "--steps", "1200", "--warmup", "800")
+    done = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=False)
+    summary = read(tmp_path, "soak_agents")["summary"]
+    assert not summary["ended"] and summary["steps"] >= 1190, f"{done.stdout}\n{done.stderr}"
+    growth = {name: summary["growth"][name]["share"] for name in ("driver", "gateway", "engine", "trainer rank")}
+    assert all(share <= 0.02 for share in growth.values()), growth
 
 
 @pytest.mark.nightly

@@ -89,6 +89,7 @@ def test_steps_per_second_by_tenth() -> None:
         ("ray::_PolicyActor.call", "trainer rank"),
         ("ray::_EngineActor", "engine actor"),
         ("/venv/bin/python -m rlscale.cli.serve --model-path=m", "engine"),
+        ("/venv/bin/python -m rlscale.gateway.serve_gateway gateway_arguments.json", "gateway"),
         ("python -P -c from rlscale.rewards.reward_child import main; main(3, 4, 5)", "reward process"),
         ("ray::IDLE", "Ray: IDLE"),
         ("/lib/ray/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray/x", "Ray: gcs_server"),
