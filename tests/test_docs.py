@@ -15,12 +15,13 @@ from rlscale.cli.config import main as main_config
 from rlscale.cli.data import main as main_data
 from rlscale.cli.launch import main as main_launch
 from rlscale.cli.plan import main as main_plan
-from rlscale.config import RewardConfig, RunConfig
+from rlscale.config import RewardConfig, RunConfig, load_config_with_notes
 from rlscale.engines.fake import FakeServer
 from rlscale.launch.parse_options import flag_of, option_schemas
 from rlscale.rewards import load_reward
 from rlscale.testing import adapt, check_generate, check_rollout
 from rlscale.types import Prompt, Sample
+from tests.architecture import LAYERS
 from tests.unit.config.interpreters import fake_interpreter
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +138,19 @@ def test_the_reward_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     load_reward(RewardConfig(custom_path="remote_reward:score"))
 
 
+def test_the_commands_of_the_tutorial_give_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_reward.py").write_text(blocks(TUTORIAL, "python")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = [line for block in blocks(TUTORIAL, "bash") for line in block.splitlines() if "reward.custom_path" in line]
+    assert lines
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        assert load_config_with_notes(words).warnings == ()
+    (warning,) = load_config_with_notes([*words, "reward.type=math"]).warnings
+    assert warning.startswith("reward.type is ignored"), "who sets both gets a warning"
+
+
 def test_the_generate_function_on_the_page_of_plug_ins_makes_a_sample() -> None:
     program, rollout, _ = blocks(ROOT / "docs" / "how-to" / "plug-ins.md", "python")
     names: dict[str, Any] = {}
@@ -185,3 +199,7 @@ def test_the_folders_of_the_readme_exist() -> None:
     missing = [n for n in inside if not (ROOT / n).exists() and not (ROOT / "src" / "rlscale" / n).exists()]
     assert len(inside) > 20
     assert missing == []
+    parts = {part for layer in LAYERS for part in layer} - {"__init__"}
+    assert parts == {
+        name.strip("/").removesuffix(".py") for name in inside if (ROOT / "src" / "rlscale" / name).exists()
+    }

@@ -93,3 +93,10 @@ def test_a_planted_phrase_is_found(tmp_path: Path, phrase: str) -> None:
 def test_comments_are_counted_by_line(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("# one\nx = 1  # not a line of its own\n\ny = '# no comment'\n")
     assert comment_density(tmp_path) == 50.0
+
+
+def test_the_changelog_has_at_most_thirty_lines_a_version() -> None:
+    versions = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert versions
+    for version in versions:
+        assert version.count("\n") <= 30, version.splitlines()[0]

@@ -82,7 +82,7 @@ async def test_filters_choose_samples(page: Page, tmp_path: Path) -> None:
         return count
 
     assert await fill(**{"from": "3", "to": "4"}) == "8 of 48 samples"
-    assert {text.split("\n")[0] for text in await texts(page, ".entry")} == {"rollout 3", "rollout 4"}
+    assert {text.split("\n")[0] for text in await texts(page, "#list .entry")} == {"rollout 3", "rollout 4"}
     assert await fill(status="truncated") == "2 of 48 samples"
     assert await fill(status="", low="1") == "3 of 48 samples"
     assert await fill(low="", text="no such text") == "0 of 48 samples"
@@ -142,7 +142,7 @@ async def test_no_text_of_a_sample_is_executed(page: Page, tmp_path: Path) -> No
 async def test_runs_of_every_kind_are_drawn(page: Page, tmp_path: Path, kind: dict[str, Any]) -> None:
     await page.open(report(tmp_path, **kind))
     assert min(await num_painted(page, "#curves-grid canvas")) > 1
-    assert len(await texts(page, ".entry")) > 0
+    assert len(await texts(page, "#list .entry")) > 0
 
 
 async def test_a_run_without_metrics_shows_notes(page: Page, tmp_path: Path) -> None:
@@ -273,3 +273,65 @@ async def test_samples_of_an_evaluation_unfold(page: Page, tmp_path: Path) -> No
     assert (await texts(page, "#evaluations pre"))[1] == ATTACK
     assert await page.evaluate("document.title") != "taken"
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_a_trajectory_is_a_conversation(page: Page, tmp_path: Path) -> None:
+    await page.open(report(tmp_path) + "#theme=light")
+    (count,) = await texts(page, "#conversations .viewer ~ .note, #conversations-body > .note")
+    assert count == "51 of 51 trajectories"
+
+    async def order(value: str) -> None:
+        await page.evaluate(
+            f"(() => {{ const e = document.querySelector('#conversations select'); e.value = {value!r};"
+            " e.dispatchEvent(new Event('input', {bubbles: true}));"
+            " document.querySelector('#conversations .entry').click(); })()"
+        )
+
+    await order("calls")
+    roles = await texts(page, ".turns .bubble header b")
+    assert roles == [
+        "system",
+        "user",
+        "assistant",
+        "tool multiply",
+        "tool search",
+        "assistant",
+        "tool add",
+        "assistant",
+    ]
+    assert await texts(page, ".turns .call b") == ["multiply", "search", "add"]
+    assert (await texts(page, ".turns .call code"))[2] == '{"a": 391, "b": '
+    heads = await texts(page, ".turns .bubble.sampled header")
+    assert heads[0].split("\n") == ["assistant", "12 tokens", "trained", "v3", "0.0 to 1.0 s"]
+    assert await texts(page, ".turns .wait") == ["0.40 s between the answers"] * 2
+    assert await page.evaluate("document.querySelectorAll('#conversations img').length") == 0
+    facts = (await texts(page, ".talk .facts"))[0]
+    for part in ("trained, completed", "36", "3, 4", "3.8 s"):
+        assert part in facts
+
+    await order("failed")
+    assert (await texts(page, ".talk .warning"))[0].startswith("sandbox: a sandbox ended <img")
+
+    await page.evaluate(
+        "(() => { const e = document.querySelector('#conversations input'); e.value = 'You add numbers';"
+        " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    assert await texts(page, ".path .name") == ["1 path", "2 branch", "3 own prompt"]
+    assert (await texts(page, ".turns .bubble .body"))[-1] == "It is 395."
+    await page.evaluate("document.querySelectorAll('.path')[1].click()")
+    assert (await texts(page, ".turns .bubble .body"))[-1] == "It is 396."
+    await page.evaluate("document.querySelectorAll('.path')[2].click()")
+    assert await texts(page, ".turns .bubble header b") == ["system", "user", "assistant"]
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_conversations_fit_a_phone(page: Page, tmp_path: Path) -> None:
+    url = report(tmp_path)
+    await page.open(url, width=400, height=800)
+    for value in ("calls", "turns", "failed"):
+        await page.evaluate(
+            f"(() => {{ const e = document.querySelector('#conversations select'); e.value = {value!r};"
+            " e.dispatchEvent(new Event('input', {bubbles: true}));"
+            " document.querySelector('#conversations .entry').click(); })()"
+        )
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), value

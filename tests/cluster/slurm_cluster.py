@@ -90,7 +90,7 @@ class SlurmCluster:
         def is_pending(job: dict[str, str]) -> bool:
             return job["JobState"] == "PENDING" and not self.processes(number) and self.is_idle
 
-        self.wait_for(number, is_pending, timeout_s=60, log=log)
+        self.wait_for(number, is_pending, timeout_s=180, log=log)
         self.run("scontrol", "update", f"JobId={number}", "StartTime=now+8")
 
     @property

@@ -14,7 +14,18 @@ from tests.cluster.conftest import NEEDS_NAMESPACES, TWO_NODES, ClusterRun
 pytestmark = NEEDS_NAMESPACES
 
 TOLERANT = ("fault_tolerance.enabled=true", "checkpoint.save_interval=1", "data.num_rollout=6")
-START_TIMEOUT_S = 200.0
+START_TIMEOUT_S = 280.0
+
+HELD_REWARD = """
+import pathlib, time
+
+def reward(sample):
+    while pathlib.Path(FOLDER, "hold").exists():
+        pathlib.Path(FOLDER, "held").touch()
+        time.sleep(0.02)
+    return len(sample.response) % 3
+"""
+"""A reward that is not given while there is a file `hold`."""
 
 
 @pytest.fixture
@@ -40,6 +51,21 @@ def steps(run: ClusterRun) -> list[int]:
 def wait_for_step(run: ClusterRun, step: int) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while step not in steps(run):
+        assert time.monotonic() < deadline_s, run.output
+        time.sleep(0.1)
+
+
+def wait_until_held(run: ClusterRun) -> None:
+    """Waits until `HELD_REWARD` holds a rollout."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not (run.folder / "held").exists():
+        assert time.monotonic() < deadline_s, run.output
+        time.sleep(0.02)
+
+
+def wait_for_line(run: ClusterRun, text: str) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while text not in run.output:
         assert time.monotonic() < deadline_s, run.output
         time.sleep(0.1)
 
@@ -81,15 +107,23 @@ def test_a_node_that_dies_while_it_is_checked_is_replaced(run: ClusterRun, nodes
 
 
 @pytest.mark.nightly
-def test_remaining_nodes_replace_an_engine(run: ClusterRun, nodes: RayNodes) -> None:
+@pytest.mark.parametrize("during", ["a weight sync", "a rollout"])
+def test_remaining_nodes_replace_an_engine(run: ClusterRun, nodes: RayNodes, during: str) -> None:
+    (run.folder / "held_reward.py").write_text(HELD_REWARD.replace("FOLDER", repr(str(run.folder))))
     # Bundles of one rank and two engines; the node with the rank has room for all of them later.
-    places = ("cluster.rollout_num_gpus=2", "data.num_rollout=12")
+    places = ("cluster.rollout_num_gpus=2", "data.num_rollout=12", "reward.custom_path=held_reward:reward")
     first, second = nodes.add(num_slots=2), nodes.add(num_slots=1)
-    process = run.start(*TOLERANT, *places)
+    process = run.start(*TOLERANT, *places, folder=run.folder)
     wait_for_step(run, 1)
+    (run.folder / "hold").touch()
+    wait_until_held(run)
     victim = next(node for node in (first, second) if not has_trainer(run, node))
     nodes.add(num_slots=2)
     victim.kill(silently=True)
+    # The engine's requests are answered: held until Ray has noticed the loss, or not, so that the next sync notices it.
+    if during == "a rollout":
+        wait_for_line(run, "restarting engine")
+    (run.folder / "hold").unlink()
     assert process.wait(300) == 0, run.output
     assert steps(run) == list(range(12))
     assert "restarting engine" in run.output and "restarting the trainers" not in run.output

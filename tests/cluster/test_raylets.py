@@ -1,5 +1,6 @@
 """Runs on several raylets of one machine: several nodes for Ray, one for the kernel."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -52,6 +53,21 @@ def wait_for(text: str, process: "subprocess.Popen[str]", lines: list[str]) -> s
     raise AssertionError(f"the run ended without {text!r}:\n{''.join(lines)}")
 
 
+@contextlib.contextmanager
+def output_at_failure(command: Command, process: "subprocess.Popen[str]", lines: list[str]) -> Iterator[None]:
+    """Adds what a run printed and logged to the error of the block."""
+    try:
+        yield
+    except BaseException as error:
+        state = command.describe()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)  # a run that is failing by itself says why
+        process.terminate()
+        rest, errors = process.communicate(timeout=60)
+        error.add_note(f"The run printed:\n{''.join(lines)[-3000:]}{rest[-3000:]}\n{errors[-3000:]}\n{state}")
+        raise
+
+
 @pytest.mark.own_ray
 def test_two_trainers_and_an_engine_run_on_three_raylets(command: Command, cluster: Cluster) -> None:
     for _ in range(2):
@@ -78,7 +94,8 @@ def test_an_engine_joins_with_a_raylet_and_leaves_with_it(command: Command, clus
     wait_for("] 2/", run, lines)
     joined = cluster.add_node(**NODE)
     engine = JoinedEngine.from_line(wait_for("engine 1 joins at", run, lines), command)
-    wait_until(lambda: engine.get("/v1/loads")["loads"][0]["num_running_reqs"] > 0)
+    with output_at_failure(command, run, lines):
+        wait_until(lambda: engine.get("/v1/loads")["loads"][0]["num_running_reqs"] > 0)
     # It got requests after its first weights: those of a rollout that has been trained on.
     assert int(engine.get("/model_info")["weight_version"]) >= 2
     drain = ["drain-node", "--address", cluster.address, "--node-id", joined.node_id, *DRAIN]

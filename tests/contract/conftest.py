@@ -43,6 +43,7 @@ class Target:
     refuses_by_name: bool = True  # every bad request, with status 400 and the name of the field
     splits_seeds: bool = True  # sample j of n is drawn with seed + j
     spare_tokens: int = 0  # that a server reserves of its context
+    counts_held: bool = True  # a request that arrives in a pause is a waiting one in its load
     batch_invariant: bool = True  # logprobs are the same to the last bit, whatever else is being decoded
 
 
@@ -106,6 +107,28 @@ def open_fake(folder: Path, *, routes: RouteShape | None = None) -> Iterator[Tar
 
 
 @contextmanager
+def open_scripted(folder: Path) -> Iterator[Target]:
+    model, port = write_tiny_qwen3(folder / "model"), free_port("127.0.0.1")
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "rlscale.cli.serve_script", f"--model-path={model}"]
+    command += [f"--port={port}", "--script=tests.contract.scripted_answers:answer", "--token-s=0.002"]
+    process = EngineProcess(command, name="engine 0", url=url, env=os.environ, log_path=folder / "server.log")
+    process.start()
+    try:
+        process.wait_ready(timeout_s=60)
+        yield Target(
+            kind="scripted",
+            url=url,
+            vocab_size=VOCAB_SIZE,
+            max_context_len=MAX_CONTEXT_LEN,
+            long_answer=250,
+            has_min_p=False,  # it draws from no distribution
+        )
+    finally:
+        process.stop()
+
+
+@contextmanager
 def open_embedded(folder: Path, *, write: WriteModel = write_tiny_qwen3) -> Iterator[Target]:
     model = write(folder / "model")
     port = free_port("127.0.0.1")
@@ -143,6 +166,7 @@ def open_sglang(
             refuses_by_name=False,
             splits_seeds=False,
             spare_tokens=SGLANG_SPARE_TOKENS,
+            counts_held=False,
             batch_invariant=False,
         )
     finally:
@@ -175,6 +199,7 @@ def describe_installed(classes: Sequence[str] = CLASSES) -> Any:
 OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
     "embedded": open_embedded,
     "fake": open_fake,
+    "scripted": open_scripted,
     "sglang": open_sglang,
 }
 # The real server needs a separate environment and half a minute to start.

@@ -8,7 +8,7 @@ import pytest
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.types import EngineAddress, SamplingParams
 from tests.contract.conftest import Target, Wire
-from tests.contract.test_engine_contract import PROMPT, num_running, start_long
+from tests.contract.long_request import PROMPT, num_running, start_long
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Wire
+from tests.contract.long_request import PROMPT, check_paused, num_held, pass_steps, start_long, wait_for_arrival
 
-PROMPT = [5, 9, 33, 7]
 DISCONNECT_TIMEOUT_S = 30
 
 
@@ -133,24 +133,6 @@ async def test_unknown_top_level_key_is_accepted(wire: Wire) -> None:
     assert (await wire.post("/generate", body))[0] == 200
 
 
-async def start_long(wire: Wire, rid: str) -> "asyncio.Task[Any]":
-    params = {"max_new_tokens": wire.target.long_answer, "ignore_eos": True, "sampling_seed": 5}
-    body = {"input_ids": PROMPT, "sampling_params": params, "return_logprob": True, "rid": rid}
-    before = await num_running(wire)
-    task = asyncio.create_task(wire.post("/generate", body))
-    for _ in range(1000):
-        if task.done() or await num_running(wire) > before:
-            break
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.03)  # time for a few more tokens
-    assert not task.done(), f"{rid} must still run, got {task.result()}"
-    return task
-
-
-async def num_running(wire: Wire) -> int:
-    return int((await wire.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"])
-
-
 async def test_abort_returns_the_tokens_so_far(wire: Wire) -> None:
     task = await start_long(wire, "to-abort")
     other = await start_long(wire, "to-keep")
@@ -184,8 +166,10 @@ async def test_pause_abort_returns_partial_answers_and_queues_new_requests(wire:
     assert (await wire.post("/pause_generation", {"mode": "abort"}))[0] == 200
     status, answer = await task
     assert status == 200 and answer["meta_info"]["finish_reason"]["type"] == "abort"
+    before = await num_held(wire)
     held = asyncio.create_task(wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))
-    await asyncio.sleep(0.1)
+    await wait_for_arrival(wire, before=before)
+    await pass_steps(wire)
     assert not held.done()
     assert (await wire.post("/continue_generation", {}))[0] == 200
     assert len((await held)["output_ids"]) == 2
@@ -196,8 +180,7 @@ async def test_paused_requests_continue(wire: Wire, mode: str) -> None:
     task = await start_long(wire, f"pause-{mode}")
     assert (await wire.post("/pause_generation", {"mode": mode}))[0] == 200
     assert (await wire.post("/flush_cache", {}))[0] == (200 if mode == "retract" else 400)
-    await asyncio.sleep(0.05)
-    assert not task.done()
+    await check_paused(wire, task)
     assert (await wire.post("/continue_generation", {}))[0] == 200
     status, answer = await task
     assert status == 200 and len(answer["output_ids"]) == wire.target.long_answer
@@ -262,11 +245,9 @@ async def test_many_requests_at_once(wire: Wire) -> None:
 
 async def test_disconnected_client_does_not_affect_others(wire: Wire) -> None:
     task = await start_long(wire, "disconnected")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(
-        DISCONNECT_TIMEOUT_S
-    ):  # on a busy machine the server may notice the disconnect seconds later
-        while (load := (await wire.get("/v1/loads"))[1]["loads"][0])["num_running_reqs"] + load["num_waiting_reqs"]:
+    task.task.cancel()
+    await asyncio.gather(task.task, return_exceptions=True)
+    async with asyncio.timeout(DISCONNECT_TIMEOUT_S):  # on a busy machine the server may notice it seconds later
+        while await num_held(wire):
             await asyncio.sleep(0.01)
     assert len((await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.conftest import Wire
-from tests.contract.test_engine_contract import PROMPT, shape, start_long
+from tests.contract.long_request import PROMPT, check_paused, num_held, pass_steps, start_long, wait_for_arrival
+from tests.contract.test_engine_contract import shape
 from tests.tiny_model import write_tiny_qwen3
 
 
@@ -36,8 +37,7 @@ async def test_update_in_a_pause_is_in_the_version_spans(wire: Wire, mode: str) 
     assert (await wire.post("/begin_weight_update", {}))[0] == 200
     assert (await wire.post("/end_weight_update", {}))[0] == 200
     await set_version(wire, "17")
-    await asyncio.sleep(0.05)
-    assert not task.done()
+    await check_paused(wire, task)
     await resume(wire)
     answer = (await task)[1]
     await set_version(wire, before)
@@ -51,8 +51,10 @@ async def test_update_in_a_pause_is_in_the_version_spans(wire: Wire, mode: str) 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_new_requests_wait_in_every_mode(wire: Wire, mode: str) -> None:
     await pause(wire, mode)
+    before = await num_held(wire)
     held = asyncio.create_task(wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True, sampling_seed=1))
-    await asyncio.sleep(0.1)
+    await wait_for_arrival(wire, before=before)
+    await pass_steps(wire)
     assert not held.done()
     await resume(wire)
     free = await wire.generate(PROMPT, max_new_tokens=2, ignore_eos=True, sampling_seed=1)
@@ -86,7 +88,7 @@ async def test_retracted_request_survives_a_release(wire: Wire) -> None:
     task = await start_long(wire, "release-retract")
     await pause(wire, "retract")
     assert (await wire.post("/release_memory_occupation", {"tags": ["kv_cache"]}))[0] == 200
-    await asyncio.sleep(0.05)
+    await check_paused(wire, task)
     assert (await wire.post("/resume_memory_occupation", {"tags": ["kv_cache"]}))[0] == 200
     await resume(wire)
     answer = (await task)[1]

@@ -11,7 +11,8 @@ from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.types import EngineAddress, Prompt, SamplingParams
 from tests.contract.conftest import Wire
-from tests.contract.test_engine_contract import PROMPT, shape
+from tests.contract.long_request import PROMPT
+from tests.contract.test_engine_contract import shape
 
 PENALTIES: list[dict[str, float]] = [
     {"repetition_penalty": 1.7},
@@ -48,7 +49,7 @@ def expected_logprobs(folder: str, ids: list[int], *, temperature: float, penalt
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_logprobs_are_those_after_penalties(wire: Wire, penalties: dict[str, float], temperature: float) -> None:
     params: dict[str, Any] = {"max_new_tokens": 40, "temperature": temperature, "ignore_eos": True, "sampling_seed": 3}
-    if wire.target.kind == "fake":
+    if wire.target.kind in ("fake", "scripted"):
         body = {"input_ids": PROMPT, "sampling_params": {**params, **penalties}}
         status, answer = await wire.post("/generate", body)
         assert status == 400 and "sampling_params must have no penalties" in answer["error"]["message"]
@@ -64,7 +65,7 @@ async def test_logprobs_are_those_after_penalties(wire: Wire, penalties: dict[st
 
 
 async def test_a_row_without_penalties_is_not_changed_by_one_with_them(wire: Wire) -> None:
-    if wire.target.kind == "fake":
+    if wire.target.kind in ("fake", "scripted"):
         pytest.skip("this server has no penalties")
     plain = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
     alone = await wire.generate(PROMPT, **plain)

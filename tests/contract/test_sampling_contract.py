@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Wire
-from tests.contract.test_engine_contract import PROMPT, shape
+from tests.contract.long_request import PROMPT
+from tests.contract.test_engine_contract import shape
 
 # Without an end token, so that every answer has the maximum length.
 LONG: dict[str, Any] = {"max_new_tokens": 24, "sampling_seed": 3, "ignore_eos": True, "skip_special_tokens": False}

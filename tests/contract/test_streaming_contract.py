@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 from tests.contract.conftest import Wire
-from tests.contract.test_engine_contract import PROMPT, shape
+from tests.contract.long_request import PROMPT, num_held
+from tests.contract.test_engine_contract import shape
 
 PARAMS: dict[str, Any] = {"max_new_tokens": 20, "sampling_seed": 3, "ignore_eos": True}
 
@@ -63,12 +64,8 @@ async def test_disconnected_client_of_a_stream_ends_the_request(wire: Wire) -> N
     events = wire.stream(body_of(**params))
     assert (await anext(events))["meta_info"]["finish_reason"] is None
     await events.aclose()
-    for _ in range(300):
-        load = (await wire.get("/v1/loads"))[1]["loads"][0]
-        if load["num_running_reqs"] + load["num_waiting_reqs"] == 0:
-            break
+    while await num_held(wire):
         await asyncio.sleep(0.01)
-    assert load["num_running_reqs"] == 0
 
 
 async def test_abort_ends_a_stream_with_the_tokens_so_far(wire: Wire) -> None:

@@ -44,7 +44,9 @@ async def post(url: str, body: Any) -> Any:
         return await response.json()
 
 
-def test_a_conversation_in_text_keeps_its_tokens(router: str, tmp_path: Path) -> None:
+def test_a_conversation_in_text_keeps_its_tokens(target: Target, router: str, tmp_path: Path) -> None:
+    if target.kind == "scripted":
+        pytest.skip("the answers of a script are texts, which the tokenizer cuts in one way")
     tokenizer = load_tokenizer(str(tmp_path / "model"))
 
     async def converse() -> tuple[list[int], list[float], str]:

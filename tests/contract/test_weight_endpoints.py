@@ -1,6 +1,5 @@
 """SGLang's contract for updates from disk and tensor, the same for every server."""
 
-import asyncio
 import base64
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from rlscale.weights.buckets import describe_bucket
 from rlscale.weights.readers import encode_payload
 from tests.contract.conftest import Wire
-from tests.contract.test_engine_contract import PROMPT, start_long
+from tests.contract.long_request import PROMPT, check_paused, start_long
 from tests.tiny_model import write_tiny_qwen3
 
 PICKLE = base64.b64encode(b"\x80\x04]\x94.").decode()  # an empty list, as SGLang's clients send it
@@ -67,8 +66,7 @@ async def test_paused_requests_continue_with_the_new_weights(wire: Wire, model: 
     assert (await wire.post("/flush_cache", {}))[0] == 200
     body = {"model_path": str(model), "weight_version": "45", "flush_cache": True}
     assert (await wire.post("/update_weights_from_disk", body))[0] == 200
-    await asyncio.sleep(0.05)
-    assert not task.done()
+    await check_paused(wire, task)
     assert (await wire.post("/continue_generation", {}))[0] == 200
     status, answer = await task
     assert status == 200 and len(answer["output_ids"]) == wire.target.long_answer

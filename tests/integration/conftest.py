@@ -88,6 +88,13 @@ class Command:
     def metrics(self) -> list[dict[str, float]]:
         return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
 
+    def describe(self) -> str:
+        """Running processes and the ends of the logs, for the message of a failed test."""
+        logs = [file for file in sorted(self.run_dir.rglob("*.log")) if file.is_file()]
+        ends = [f"{file.relative_to(self.run_dir)}:\n{file.read_text(errors='replace')[-3000:]}" for file in logs]
+        running = [f"{pid} {words[:160]}" for pid, words in sorted(self.processes().items())]
+        return "\n".join(["running processes:", *running, *ends])
+
     def processes(self) -> dict[int, str]:
         """Running processes that have the mark: id -> command line."""
         found = {}

@@ -1,5 +1,6 @@
 """A Ray head that is started before the command."""
 
+import os
 import re
 import subprocess
 import sys
@@ -18,10 +19,13 @@ def ray_head(log: Path, *, num_cpus: int, num_slots: int = 0) -> Iterator[str]:
 
     Args:
         num_slots: units of the resource that stands for a GPU; 0: none, and one CPU stands for a GPU.
+
+    Only runs with its address find it, unless RAY_TMPDIR is set for both.
     """
     # Not in pytest's folder: paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder, log.open("w") as file:
-        options = ["--head", "--port=0", f"--num-cpus={num_cpus}", "--num-gpus=0", f"--temp-dir={folder}", "--block"]
+        options = ["--head", "--port=0", f"--num-cpus={num_cpus}", "--num-gpus=0", "--block"]
+        options += [] if "RAY_TMPDIR" in os.environ else [f"--temp-dir={folder}"]
         options += ["--include-dashboard=false"]
         options += [f'--resources={{"rlscale_slot": {num_slots}}}'] if num_slots else []
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options]

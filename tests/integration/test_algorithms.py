@@ -1,14 +1,13 @@
 """Every algorithm learns: the table of `benchmarks/algorithms.py`, with fewer rollouts."""
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "algorithms.py"
+from tests.benchmark_scripts import benchmark_script
+
 NAMES = (
     "grpo",
     "dr_grpo",
@@ -34,17 +33,8 @@ IN_CI = ("grpo", "dapo", "gspo", "ppo", "custom_loss", "sft")
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[ModuleType]:
-    """The script, which imports modules next to it."""
-    sys.path.insert(0, str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("algorithms_table", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(SCRIPT.parent))
-    for name in (spec.name, "machine"):
-        del sys.modules[name]
+    with benchmark_script("algorithms") as module:
+        yield module
 
 
 def test_the_table_is_complete(table: ModuleType) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlscale.observe.evaluation_files import read_about, read_records
 from tests.integration.conftest import REWARDED, Command, Finished
 
 SETS = """
@@ -12,6 +13,23 @@ defaults: {max_examples: 6, n_samples_per_eval_prompt: 2, temperature: 0.9}
 datasets:
   random: {path: "builtin:arithmetic/heldout.jsonl", rm_type: random, stop: ["1"], max_response_len: 4}
   lengths: {path: "builtin:arithmetic/heldout.jsonl", custom_rm_path: "own_rewards:length", max_response_len: 2}
+"""
+TOOL_SETS = """
+defaults:
+  apply_chat_template: true
+  apply_chat_template_kwargs:
+    chat_template: "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}{{ messages[0].content }}"
+  max_response_len: 2
+datasets:
+  calculator: {path: tasks.jsonl, tool_key: calculators, custom_generate_function_path: "own_tools:generate"}
+  search: {path: tasks.jsonl, tool_key: searches}
+  plain: {path: tasks.jsonl}
+"""
+GENERATE = """
+async def generate(trajectory, session):
+    trajectory.add_generation(await session.generate(trajectory.token_ids()))
+    called = [tool["function"]["name"] for tool in trajectory.prompt.metadata["tools"]]
+    trajectory.metadata["called"] = called
 """
 LENGTH = "def length(sample):\n    return float(sample.response_len)\n"
 
@@ -52,3 +70,42 @@ def test_a_checkpoint_alone_gives_the_samples_that_its_run_kept(command: Command
     assert again.code == 0, again.err
     assert "version 1: eval/lengths/reward_mean 2.0000 -> 2.0000" in again.out
     assert command.left_over() == {}
+
+
+def tools(*names: str) -> list[dict[str, object]]:
+    return [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
+
+
+def test_the_tools_of_each_set_reach_its_prompts_and_its_generate_function(command: Command) -> None:
+    rows = [
+        {"question": "1+1=", "answer": "2", "calculators": tools("add", "sub"), "searches": tools("find")},
+        {"question": "2+2=", "answer": "4", "calculators": tools("mul"), "searches": json.dumps(tools("look"))},
+    ]
+    (command.folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (command.folder / "tools.yaml").write_text(TOOL_SETS)
+    (command.folder / "own_tools.py").write_text(GENERATE)
+    done = command.run(
+        "data.num_rollout=0",
+        "debug.rollout_only=true",
+        "eval.config=tools.yaml",
+        "eval.interval=1",
+        "eval.input_key=question",
+        "eval.label_key=answer",
+        REWARDED,
+    )
+    assert done.code == 0, done.err
+    (folder,) = (command.run_dir / "evaluations").iterdir()
+    records = {
+        name: sorted(read_records(folder / about["file"]), key=lambda record: record["row"])
+        for name, about in read_about(folder)["sets"].items()
+    }
+    prompts = {name: [record["prompt"] for record in found] for name, found in records.items()}
+    assert prompts == {
+        "calculator": ["[add][sub]1+1=", "[mul]2+2="],
+        "search": ["[find]1+1=", "[look]2+2="],
+        "plain": ["1+1=", "2+2="],
+    }
+    called = [record["samples"][0]["metadata"].get("called") for record in records["calculator"]]
+    assert called == [["add", "sub"], ["mul"]], "its own function gets the tools"
+    assert all("called" not in record["samples"][0]["metadata"] for record in records["search"])
+    assert [record["metadata"] for record in records["plain"]] == [{}, {}]

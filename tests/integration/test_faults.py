@@ -23,12 +23,21 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, event: str) -> N
         time.sleep(0.2)
 
 
-def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeout_s: float = 120) -> None:
+def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeout_s: float = 240) -> None:
+    """Ray may need several attempts of 30 s to start on a busy machine."""
+
     def has_trained() -> bool:
         assert process.poll() is None, process.communicate()[1]
         return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
 
-    wait_until(has_trained, timeout_s, "training")
+    try:
+        wait_until(has_trained, timeout_s, "training")
+    except AssertionError as error:
+        error.add_note(command.describe())
+        process.kill()
+        out, err = process.communicate()
+        error.add_note(f"The run printed:\n{out[-3000:]}\n{err[-3000:]}")
+        raise
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,26 @@ def test_a_wrong_value(overrides: tuple[str, ...], expected: str, watched: Watch
     check_report(done, expected.format(folder=watched.folder), watched)
 
 
+GOOD = b'{"prompt": "1+1=", "label": "2"}\n'
+HOSTILE: list[tuple[str, bytes | None, str]] = [
+    ("json", GOOD + b'{"prompt": "1+', "rows.jsonl row 2 must be a JSON object, got "),
+    ("nul", GOOD + b"\0" * 99 + b"\n", "rows.jsonl row 2 must be JSON without NUL characters, got "),
+    ("fifo", None, "rows.jsonl must be a regular file, got a fifo, which can be read only once; copy it to a file: "),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+def test_a_hostile_file_is_one_line(content: bytes | None, expected: str, watched: Watched) -> None:
+    file = watched.folder / "rows.jsonl"
+    if content is None:
+        os.mkfifo(file)
+    else:
+        file.write_bytes(content)
+    done = watched.run("train", *quickstart("data.prompt_data=rows.jsonl"))
+    check_report(done, "data.prompt_data must name ", watched)
+    assert expected in done.stderr
+
+
 def test_all_problems_are_one_list(watched: Watched) -> None:
     write_files(watched.folder)
     wrong = ("data.prompt_data=a.csv", "run.dir=a.csv", "optim.lrr=1", "algo.eps_clip=x", "reward=math")

@@ -21,12 +21,15 @@ LONG = (
 
 
 @pytest.mark.parametrize(
-    ("staleness", "mode"), [(1, "in_flight"), (2, "boundary")], ids=["1 in flight", "2 at the boundary"]
+    ("staleness", "mode", "versions"),
+    [(1, "in_flight", "null"), (2, "boundary", "1")],
+    ids=["1 in flight", "2 at the boundary"],
 )
 def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact(
-    command: Command, staleness: int, mode: str
+    command: Command, staleness: int, mode: str, versions: str
 ) -> None:
-    done = command.run(*LONG, f"rollout.max_staleness={staleness}", f"rollout.update_mode={mode}")
+    keys = (f"rollout.max_staleness={staleness}", f"rollout.update_mode={mode}", f"eval.max_weight_versions={versions}")
+    done = command.run(*LONG, *keys)
     assert done.code == 0, done.err
     steps = [m for m in command.metrics() if "train/loss" in m]
     assert [m["step"] for m in steps] == list(range(6))
@@ -34,7 +37,14 @@ def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact
     assert all(m["logprob_diff/mean"] < 1e-4 for m in steps if "logprob_diff/mean" in m)
     assert any(m["logprob_diff/stale_mean"] > 1e-3 for m in steps if "logprob_diff/stale_mean" in m)
     assert all(m["train/decoupled_mean"] > 0 for m in steps)
-    assert [m["step"] for m in command.metrics() if "eval/reward_mean" in m] == [0, 2, 5]
+    evaluated = [m for m in command.metrics() if "eval/reward_mean" in m]
+    if versions == "1":
+        assert [(m["step"], m["eval/weight_version"]) for m in evaluated] == [(0, 0), (2, 3), (5, 6)]
+    else:
+        # Nothing waits for the first one, which runs from the start on; the last weights are always evaluated.
+        assert (evaluated[0]["eval/weight_version"], evaluated[-1]["eval/weight_version"]) == (0, 6)
+        assert evaluated[0]["eval/arithmetic/version_min"] == 0 <= evaluated[0]["eval/arithmetic/version_max"]
+        assert all("time/eval_wait_s" not in m for m in steps[:-1])
     assert command.left_over() == {}
 
 

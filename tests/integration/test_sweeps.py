@@ -1,14 +1,15 @@
 """Sweeps: all jobs are checked before the first one runs; a failed job is recorded."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlscale.config import LoadedConfig, load_config
-from rlscale.config.hydra.sweep import Direction, JobOutcome, JobRecord, SweepResult, run_sweep
+from rlscale.config import LoadedConfig, RunConfig, load_config
+from rlscale.config.hydra.sweep import Direction, JobOutcome, JobRecord, SweepResult, read_sweep, run_sweep
 from rlscale.errors import ConfigError
 
 ALONE = (
@@ -88,7 +89,7 @@ def test_nothing_starts_when_one_job_is_invalid() -> None:
 
 def test_an_error_of_all_jobs_is_reported_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        sweep("algo.eps_clip=0.1,0.2,0.3", "train=megatron", "optim.name=muon")
+        sweep("algo.eps_clip=0.1,0.2,0.3", "train=megatron", "optim.name=deepspeed_cpu_adam")
     assert len(caught.value.problems) == 1
 
 
@@ -223,7 +224,7 @@ def test_an_interval_needs_optuna() -> None:
     ("word", "message"),
     [
         ("hydra/sweeper=optna", "hydra/sweeper must be one of its options, got optna; did you mean optuna?"),
-        ("hydra/launcher=slurm", "hydra/launcher must be one of its options, got slurm; options: basic, joblib"),
+        ("hydra/launcher=slurm", "hydra/launcher must be one of its options, got slurm; options: basic, joblib, ray"),
         ("hydra.sweep.drr=x", "hydra.sweep.drr must be a key of Hydra, got x; did you mean hydra.sweep.dir?"),
         ("hydra.sweeper.n_trials=3", "hydra.sweeper.n_trials must be a key of Hydra"),
     ],
@@ -247,3 +248,66 @@ def test_finished_jobs_of_an_interrupted_sweep_are_kept() -> None:
     assert result.interrupted and [job.objective for job in result.jobs] == [0.5]
     again = run_sweep(("algo.eps_clip=0.1,0.2,0.3",), run_loaded=lambda index, loaded: 0.1)
     assert [job.objective for job in again.jobs] == [0.1, 0.1, 0.1]
+
+
+def test_a_resumed_sweep_runs_only_jobs_without_success() -> None:
+    ran: list[float] = []
+    failing = {0.2, 0.4}
+
+    def run_loaded(index: int, loaded: LoadedConfig) -> float:
+        value = loaded.config.algo.eps_clip
+        ran.append(value)
+        if value == 0.3 and failing:
+            raise KeyboardInterrupt
+        if value in failing:
+            raise RuntimeError("engine 0 died")
+        return value
+
+    words = ("algo.eps_clip=0.1,0.2,0.3,0.4",)
+    first = run_sweep(words, run_loaded=run_loaded)
+    assert first.interrupted and [job.objective for job in first.jobs] == [0.1, None]
+    failing.clear()
+    again = run_sweep(words, run_loaded=run_loaded, resume=True)
+    assert ran == [0.1, 0.2, 0.3, 0.2, 0.3, 0.4]
+    assert [(job.index, job.objective) for job in again.jobs] == [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)]
+    assert read_sweep(again.folder) == again
+
+
+def test_a_resumed_search_continues_from_known_objectives() -> None:
+    words = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "algo.eps_clip=interval(0.1,0.9)")
+    first, _ = sweep(*words)
+    ran: list[float] = []
+    again = run_sweep(
+        (*words[:1], "hydra.sweeper.n_trials=4", words[2], f"hydra.sweep.dir={first.folder}"),
+        run_loaded=lambda index, loaded: ran.append(loaded.config.algo.eps_clip) or 0.5,  # type: ignore[func-returns-value]
+        resume=True,
+    )
+    assert len(ran) == 1 and len(again.jobs) == 4
+    assert [job.objective for job in again.jobs[:3]] == [job.objective for job in first.jobs]
+
+
+def test_jobs_of_one_ray() -> None:
+    asked: list[tuple[list[float], int]] = []
+    inside: list[bool] = []
+
+    @contextmanager
+    def share_ray(configs: Sequence[RunConfig], num_jobs: int) -> Iterator[int]:
+        asked.append(([config.algo.eps_clip for config in configs], num_jobs))
+        inside.append(True)
+        yield 1  # one at a time, so that joblib runs the jobs in this process
+        inside.clear()
+
+    result = run_sweep(
+        ("hydra/launcher=ray", "algo.eps_clip=0.1,0.2"),
+        run_loaded=lambda index, loaded: float(bool(inside)),
+        share_ray=share_ray,
+    )
+    assert asked == [([0.1, 0.2], 0)]
+    assert [job.objective for job in result.jobs] == [1.0, 1.0] and inside == []
+    with pytest.raises(ConfigError, match=r"hydra\.launcher\.n_jobs must be at least 0, got -1"):
+        sweep("hydra/launcher=ray", "hydra.launcher.n_jobs=-1", "algo.eps_clip=0.1,0.2")
+
+
+def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="<folder> must be the folder of a sweep"):
+        read_sweep(tmp_path)

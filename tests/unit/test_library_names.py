@@ -38,7 +38,7 @@ def test_keywords_exist_in_the_other_version(library: str) -> None:
         assert given[name] <= parameters, f"{name} of {library} has no {given[name] - parameters}"
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("library", sorted(RECORD))
 def test_every_used_name_exists_in_the_other_version(library: str) -> None:
     """A new name: run scripts/record_library_names.py, which needs the wheels and lists names that they lack."""

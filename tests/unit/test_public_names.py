@@ -9,7 +9,7 @@ import pytest
 import rlscale
 from rlscale import algo
 
-NAMES = ["ConfigError", "RunResult", "Sample", "Trainer", "load_config"]
+NAMES = ["ConfigError", "RunResult", "Sample", "Trainer", "config_from_hydra", "load_config", "migrate", "register"]
 
 
 def test_dir_lists_the_public_names() -> None:

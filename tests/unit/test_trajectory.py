@@ -39,6 +39,17 @@ def test_turns_become_one_sample_whose_given_tokens_are_not_trained() -> None:
     assert trajectory.num_sampled == 3 and trajectory.versions == {2, 3}
 
 
+def test_the_answer_of_several_turns_is_the_last_one() -> None:
+    trajectory = make_trajectory()
+    trajectory.add_generation(answer(3, text="call"))
+    (sample,) = trajectory.samples()
+    assert sample.answer == sample.response == "call"
+    trajectory.extend([5], text="result")
+    trajectory.add_generation(answer(6, text="end"))
+    (sample,) = trajectory.samples()
+    assert (sample.answer, sample.response) == ("end", "callresultend")
+
+
 def test_two_leaves_share_the_turns_before_them_and_train_them_once() -> None:
     trajectory = make_trajectory()
     first = trajectory.add_generation(answer(3, 4))
@@ -91,6 +102,18 @@ def test_routes_of_the_first_generation_stay() -> None:
     assert sample.routes is not None
     # The last token of a generation gets its route with the next one; the very last has none.
     assert sample.routes[:, 0, 0].tolist() == [5, 5, 5, 6, 6, 255]
+
+
+def test_tokens_between_two_turns_get_their_routes_with_the_second() -> None:
+    trajectory = make_trajectory()
+    first, second = (np.full((n, 2, 1), value, np.uint8) for n, value in ((3, 5), (6, 6)))
+    trajectory.add_generation(Generation(**{**_fields(answer(3, 4)), "routes": first}))
+    trajectory.extend([5], text="result of a tool")
+    trajectory.add_generation(Generation(**{**_fields(answer(6, 7)), "routes": second}))
+    (sample,) = trajectory.samples()
+    assert sample.routes is not None and sample.loss_mask.tolist() == [1, 1, 0, 1, 1]
+    # The first turn keeps the routes of its generation; token 4, its last, and the tool's 5 were read for the second.
+    assert sample.routes[:, 0, 0].tolist() == [5, 5, 5, 6, 6, 6, 255]
 
 
 @pytest.mark.parametrize("parent", [1, 5])

@@ -31,6 +31,24 @@ def crashes(sample):
 
 def endless(sample):
     while True: pass
+
+from rlscale.agents import StepResult, tool
+
+@tool
+def add(a: int, b: int) -> int:
+    "Adds."
+    return a + b
+
+@tool
+def vague(a): return a
+
+class Game:
+    def reset(self, task): return "go"
+    def step(self, action): return StepResult(reward=1.0, done=True)
+
+class Endless(Game):
+    def step(self, action):
+        while True: pass
 """
 
 
@@ -77,3 +95,16 @@ def test_a_wrong_function_is_an_error(name: str, message: str, capfd: pytest.Cap
 def test_an_endless_loop_is_stopped(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["checked_for_test:endless", "--kind", "reward", "--timeout", "5"]) == 2
     assert "must end within 5 s, got checked_for_test:endless" in capfd.readouterr().err
+
+
+def test_tools_and_environments_are_tried(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:add", "--kind", "tool"]) == 0
+    assert main(["checked_for_test:Game", "--kind", "environment"]) == 0
+    text = capfd.readouterr().out
+    assert "checked_for_test:add works as agent.tools\n  add(a, b): Adds.\n  returned: add: '2'\n" in text
+    assert "1 steps with rewards [1.0], done True" in text
+    assert main(["checked_for_test:vague", "--kind", "tool"]) == 2
+    assert main(["checked_for_test:Endless", "--kind", "environment", "--timeout", "8"]) == 2
+    errors = capfd.readouterr().err
+    assert "agent.tools.0 must have a type for every parameter, got checked_for_test:vague" in errors
+    assert "agent.environment_path must end within 8 s" in errors

@@ -9,11 +9,11 @@ from rlscale.errors import ConfigError
 from rlscale.rehearsal.cut_layout import read_sizes
 from rlscale.rehearsal.first_checks import check_launch
 from rlscale.rehearsal.rehearsal import Rehearsal
-from tests.recipes import RUNNABLE
+from tests.recipes import AGENT_EXAMPLES, RUNNABLE
 
 
-def loaded(experiment: str, *given: str) -> RunConfig:
-    return load_config([f"experiment={experiment}", "on=rehearsal", *given])
+def loaded(experiment: str, *given: str, overlay: str = "rehearsal") -> RunConfig:
+    return load_config([f"experiment={experiment}", f"on={overlay}", *given])
 
 
 def test_missing_checkpoints_are_generated_and_listed() -> None:
@@ -59,9 +59,12 @@ def test_external_engines_are_refused_by_name() -> None:
         check_launch(loaded("qwen3_4b_grpo", *given))
 
 
-@pytest.mark.parametrize("experiment", RUNNABLE)
-def test_a_recipe_becomes_a_config_for_the_cpu(experiment: str, tmp_path: Path) -> None:
-    config = loaded(experiment, f"run.dir={tmp_path / 'out'}")
+@pytest.mark.parametrize(
+    ("experiment", "overlay"),
+    [*((name, "rehearsal") for name in RUNNABLE), *((name, "[qwen3_4b,rehearsal]") for name in AGENT_EXAMPLES)],
+)
+def test_a_recipe_becomes_a_config_for_the_cpu(experiment: str, overlay: str, tmp_path: Path) -> None:
+    config = loaded(experiment, f"run.dir={tmp_path / 'out'}", overlay=overlay)
     stage = Rehearsal(config)._prepare(check_launch(config))
     found = stage.config
     assert found.cluster.device == "cpu" and found.data.num_rollout == 2 and not found.run.rehearsal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import random
 import threading
 import time
@@ -46,7 +47,7 @@ class Submitter(threading.Thread):
                 break
             except urllib.error.HTTPError:
                 raise
-            except OSError:  # it is being killed, or restarts
+            except (OSError, http.client.HTTPException):  # it is being killed, also within an answer, or restarts
                 self.num_repeated += 1
                 time.sleep(0.05)  # leaves the processor to the service that starts
         with self.progress:

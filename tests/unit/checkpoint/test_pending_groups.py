@@ -14,13 +14,21 @@ from rlscale.checkpoint.pending_groups import (
     save_groups,
 )
 from rlscale.errors import DataError
+from rlscale.teacher_scores import TeacherScores
 from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus
 
 
 def make_groups() -> list[Group]:
     made = []
     for index in (6, 9):
-        prompt = Prompt(index=index, text="a+b=", token_ids=(1, 2, 3), label="c", metadata={"level": [1, "x"]})
+        prompt = Prompt(
+            index=index,
+            text="a+b=",
+            token_ids=(1, 2, 3),
+            label="c",
+            metadata={"level": [1, "x"]},
+            messages=({"role": "user", "content": "a+b"},),
+        )
         samples = [
             Sample(
                 index=2 * index + j,
@@ -46,6 +54,21 @@ def test_loaded_groups_equal_the_saved_ones(tmp_path: Path) -> None:
     save_groups(tmp_path, make_groups())
     assert load_groups(tmp_path) == make_groups()
     assert all(sample.prompt is group.prompt for group in load_groups(tmp_path) for sample in group.samples)
+
+
+def test_logprobs_of_teachers_are_kept(tmp_path: Path) -> None:
+    made = make_groups()
+    # One sample without: it has failed before a teacher was asked.
+    for number, sample in enumerate(sample for group in made for sample in group.samples[:1]):
+        values = np.arange(3, dtype=np.float32) - number
+        top = np.stack([values, values - 1], axis=1)
+        ids = np.arange(6, dtype=np.int32).reshape(3, 2)
+        sample.teacher = TeacherScores(logprobs=values, top_ids=ids, top_logprobs=top)
+    save_groups(tmp_path, made)
+    loaded = load_groups(tmp_path)
+    assert loaded == made
+    assert loaded[1].samples[0].teacher == made[1].samples[0].teacher != made[0].samples[0].teacher
+    assert loaded[0].samples[1].teacher is None
 
 
 def test_failed_samples_and_the_causes_of_failures_are_kept(tmp_path: Path) -> None:

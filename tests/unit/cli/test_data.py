@@ -77,7 +77,7 @@ def test_csv_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "rlscale-data must be inspect <file>, or convert <file> <new file>, got nothing"),
+        ([], "rlscale-data must be inspect <file>, convert <file> <new file>, or download <name>, got nothing"),
         (["inspect"], "rlscale-data inspect must have a file, got nothing"),
         (["inspect", "--rows", "none"], "--rows must be a number of rows above 0, got none; e.g. --rows 1000"),
         (["inspect", "gone.jsonl"], "rlscale-data: gone.jsonl must be a file, got nothing at "),

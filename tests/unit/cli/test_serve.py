@@ -1,9 +1,11 @@
 """The command `rlscale-serve`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlscale.cli import buffer, convert, crashtest, serve
 from rlscale.cli.serve import main, make_parser
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 
@@ -18,6 +20,12 @@ def test_defaults() -> None:
     args = make_parser().parse_args(["--model-path", "m"])
     assert (args.host, args.deterministic, args.dtype) == ("127.0.0.1", True, "float32")
     assert make_parser().parse_args(["--model-path", "m", "--no-deterministic"]).deterministic is False
+
+
+@pytest.mark.parametrize("command", [serve, buffer, convert, crashtest])
+def test_the_help_shows_defaults_that_are_values(command: Any) -> None:
+    text = " ".join(command.make_parser().format_help().split())
+    assert "(default: " in text and "(default: None)" not in text
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ CASES: list[tuple[str, str, str | None]] = [
     (f"train {EXTERNAL}['127.0.0.1:1']", "must name servers that respond, got http://127.0.0.1:1", None),
     (
         "train cluster.num_gpus_per_node=0",
-        "cluster.num_gpus_per_node must be > 0, got 0; remove it to use the default, 8",
-        "train cluster.num_gpus_per_node=8",
+        "cluster.num_gpus_per_node must be > 0, got 0; remove it to use 2, from cluster=cpu",
+        "train cluster.num_gpus_per_node=2",
     ),
     (
         "train cluster.rollout_num_gpus=3 rollout=sglang cluster.rollout_num_gpus_per_engine=2",
@@ -149,8 +149,8 @@ CASES: list[tuple[str, str, str | None]] = [
     ),
     (
         "launch slurm --nodes 2",
-        "--nodes must be a known option or key, got --nodes; rlscale-launch slurm --help lists the options",
-        "launch slurm --help",
+        "--nodes must be written as key=value, got --nodes=2; did you mean cluster.actor_num_nodes=2?",
+        "launch slurm --stdout cluster.actor_num_nodes=2",
     ),
     ("launch slurm --time", "--time must have a value, got nothing; write --time <value>", None),
     (

@@ -1,12 +1,10 @@
-"""The manifest of KubeRay: valid by schemas of a RayJob and of its pods, readable, without secrets.
+"""The manifest of KubeRay: valid by the definitions of KubeRay and Kubernetes, readable, without secrets.
 
-The pods are checked by the definitions of Kubernetes (tests/data/third_party), and what is around them by a schema that
-is written here from KubeRay's reference of the API: no package contains KubeRay's definition. To check by that one too,
-name its file: RLSCALE_KUBERAY_CRD=<kuberay>/helm-chart/kuberay-operator/crds/ray.io_rayjobs.yaml.
+The definitions are those of the two projects (tests/data/third_party). An unknown field is an error, as for `kubectl`.
 """
 
+import gzip
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,9 @@ from rlscale.launch.node_needs import NodeNeeds
 from rlscale.launch.options import KubeRayOptions
 from tests.unit.launch.jobs import make_job
 
-PODS = Path(__file__).parents[2] / "data" / "third_party" / "kubernetes_v1.34_pod.json"
-CRD = os.environ.get("RLSCALE_KUBERAY_CRD")
+THIRD_PARTY = Path(__file__).parents[2] / "data" / "third_party"
+KUBERNETES = json.loads((THIRD_PARTY / "kubernetes_v1.34_pod.json").read_text())
 
-START_PARAMS = {"type": "object", "additionalProperties": {"type": "string"}}
-TEMPLATE = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["spec"],
-    "properties": {"spec": {"$ref": "#/$defs/io.k8s.api.core.v1.PodSpec"}},
-}
 METADATA = {
     "type": "object",
     "additionalProperties": False,
@@ -40,44 +31,6 @@ METADATA = {
     },
 }
 
-
-def strict(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
-
-
-RAY_JOB = strict(
-    ["apiVersion", "kind", "metadata", "spec"],
-    apiVersion={"const": "ray.io/v1"},
-    kind={"const": "RayJob"},
-    metadata=METADATA,
-    spec=strict(
-        ["entrypoint", "rayClusterSpec"],
-        entrypoint={"type": "string"},
-        backoffLimit={"type": "integer", "minimum": 0},
-        shutdownAfterJobFinishes={"type": "boolean"},
-        ttlSecondsAfterFinished={"type": "integer", "minimum": 0},
-        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode"]},
-        rayClusterSpec=strict(
-            ["headGroupSpec", "workerGroupSpecs"],
-            rayVersion={"type": "string"},
-            authOptions=strict([], mode={"enum": ["disabled", "token"]}, secretName={"type": "string"}),
-            headGroupSpec=strict(["template"], rayStartParams=START_PARAMS, template=TEMPLATE),
-            workerGroupSpecs={
-                "type": "array",
-                "items": strict(
-                    ["groupName", "minReplicas", "maxReplicas", "template"],
-                    groupName={"type": "string"},
-                    replicas={"type": "integer", "minimum": 0},
-                    minReplicas={"type": "integer", "minimum": 0},
-                    maxReplicas={"type": "integer", "minimum": 0},
-                    rayStartParams=START_PARAMS,
-                    template=TEMPLATE,
-                ),
-            },
-        ),
-    ),
-)
-"""A RayJob, with the fields that the launcher writes."""
 
 OPTIONS = KubeRayOptions(image="registry/rlscale:cuda", claim="data")
 EVERYTHING = KubeRayOptions(
@@ -101,13 +54,6 @@ def documents(options: KubeRayOptions, *overrides: str, **values: Any) -> tuple[
     return config_map, ray_job
 
 
-def violations(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    """Messages of all errors in `document`; empty when it matches the schema."""
-    definitions = json.loads(PODS.read_text())["$defs"]
-    validator = jsonschema.Draft202012Validator({**schema, "$defs": definitions})
-    return [error.message for error in validator.iter_errors(document)]
-
-
 def forbid_unknown(schema: Any) -> None:
     """Makes an unknown field an error, as `kubectl` does; Kubernetes itself would drop it."""
     if isinstance(schema, dict):
@@ -120,25 +66,30 @@ def forbid_unknown(schema: Any) -> None:
             forbid_unknown(value)
 
 
+def definition_of_ray_jobs() -> dict[str, Any]:
+    """KubeRay's definition of a RayJob, which contains that of a pod."""
+    schema: dict[str, Any] = json.loads(gzip.decompress((THIRD_PARTY / "kuberay_v1.6.2_rayjob.json.gz").read_bytes()))
+    forbid_unknown(schema)
+    schema["properties"]["metadata"] = METADATA  # the definition leaves it to the API server
+    return schema
+
+
+RAY_JOB = definition_of_ray_jobs()
+CONFIG_MAP = {"$ref": "#/$defs/io.k8s.api.core.v1.ConfigMap", "$defs": KUBERNETES["$defs"]}
+
+
+def violations(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    """Messages of all errors in `document`; empty when it matches the schema."""
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+
+
 @pytest.mark.parametrize("options", [OPTIONS, EVERYTHING])
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_the_documents_match_their_schemas(options: KubeRayOptions, gpus: int) -> None:
     needs = NodeNeeds(num_nodes=2, gpus=gpus, cpus=8, memory_gib=16, is_whole=False, slots=max(gpus, 2))
     config_map, ray_job = documents(options, needs=needs, env=("WANDB_API_KEY",))
     assert violations(ray_job, RAY_JOB) == []
-    assert violations(config_map, {"$ref": "#/$defs/io.k8s.api.core.v1.ConfigMap"}) == []
-
-
-@pytest.mark.skipif(CRD is None, reason="RLSCALE_KUBERAY_CRD must name the RayJob definition of KubeRay")
-@pytest.mark.parametrize("options", [OPTIONS, EVERYTHING])
-def test_the_job_matches_the_definition_of_kuberay(options: KubeRayOptions) -> None:
-    definition = yaml.safe_load(Path(str(CRD)).read_text())
-    (version,) = [version for version in definition["spec"]["versions"] if version["name"] == "v1"]
-    schema = version["schema"]["openAPIV3Schema"]
-    forbid_unknown(schema)
-    schema["properties"]["metadata"] = METADATA  # the definition leaves it to the API server
-    _, ray_job = documents(options)
-    assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(ray_job)] == []
+    assert violations(config_map, CONFIG_MAP) == []
 
 
 @pytest.mark.parametrize(

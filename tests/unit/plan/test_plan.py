@@ -46,6 +46,27 @@ def test_optimizer_state_depends_on_the_optimizer() -> None:
     assert adam.optimizer - muon.optimizer == 4 * matrices / 4
 
 
+def test_the_base_of_adapters_is_a_reference_without_weights() -> None:
+    kl = ("algo.use_kl_loss=true",)
+    own, base, other = (
+        plan(*kl, *more).trainer
+        for more in ((), ("train.lora.rank=16",), ("train.lora.rank=16", "model.ref_load=Qwen/Qwen3-4B-Base"))
+    )
+    assert own is not None and base is not None and other is not None
+    assert own.reference > 0 == base.reference < other.reference
+
+
+def test_a_sync_of_adapters_sends_their_bytes_alone() -> None:
+    merged, alone = (
+        plan("train.lora.rank=16", "rollout.engine=embedded", f"train.lora.sync={sync}").sync
+        for sync in ("merged", "adapter")
+    )
+    assert merged is not None and alone is not None
+    numbers = 36 * 16 * (2560 + 4096 + 2 * (2560 + 1024) + 4096 + 2560 + 3 * (2560 + 9728))
+    assert (alone.num_bytes, alone.num_buckets) == (2 * numbers, 1)
+    assert merged.num_bytes > 100 * alone.num_bytes
+
+
 def test_adapters_need_neither_moments_nor_gradients_of_the_weights() -> None:
     plain, adapted = plan().trainer, plan("train.lora.rank=16").trainer
     assert plain is not None and adapted is not None
@@ -275,6 +296,8 @@ def test_parallel_sizes_divide_the_memory_of_a_megatron_rank() -> None:
     assert whole.trainer.weights == 2 * whole.model.parameters
     assert spread.trainer.optimizer == whole.trainer.optimizer / 8
     assert cut.trainer.weights == whole.trainer.weights / 4
+    muon = plan(*overrides, "optim.name=muon").trainer
+    assert muon is not None and muon.optimizer == whole.trainer.optimizer > spread.trainer.optimizer
     host = ("megatron.optimizer_cpu_offload=true", "megatron.optimizer_offload_fraction=0.75")
     offloaded, float32 = plan(*overrides, *host).trainer, plan(*overrides, "train.dtype=float32").trainer
     assert offloaded is not None and offloaded.optimizer == spread.trainer.optimizer / 4

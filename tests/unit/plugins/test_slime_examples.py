@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rlscale.config.slime_modules import install_slime_modules, remove_slime_modules
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.contracts import check_generate, check_reward
+from rlscale.plugins.example_groups import example_groups
 from rlscale.plugins.load_plugin import load_plugin
 from rlscale.plugins.sample_view import ATTRIBUTES
 from rlscale.types import Sample
@@ -99,10 +101,16 @@ async def reward_func(args, sample, **kwargs):
     return result["score"] + 0.1 * getattr(sample, "tool_call_count", 0)
 """
 
+QA = """
+async def reward_func(args, sample, **kwargs):
+    known = sample.label["ground_truth"]["target"]
+    return float(sample.response in known) + 0.5 * len(sample.label["aliases"])
+"""
+
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    names = {"search_for_test": SEARCH, "agents_for_test": AGENTS, "grade_for_test": GRADE}
+    names = {"search_for_test": SEARCH, "agents_for_test": AGENTS, "grade_for_test": GRADE, "qa_for_test": QA}
     for name, text in names.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -142,3 +150,15 @@ def test_agents_that_write_to_args_run_and_share_a_reward() -> None:
 def test_a_reward_with_the_grader_of_dapo_runs() -> None:
     rewards = check_reward(load("reward.custom_path", "grade_for_test:reward_func"))
     assert rewards == [1.0] + [-1.0] * 7
+
+
+def test_a_reward_reads_a_label_that_is_a_mapping() -> None:
+    groups = example_groups()
+    for group in groups:
+        label = {"ground_truth": {"target": [group.samples[0].response]}, "aliases": []}
+        group.prompt = replace(group.prompt, label=label)
+        for sample in group.samples:
+            sample.prompt = group.prompt
+    rewards = check_reward(load("reward.custom_path", "qa_for_test:reward_func"), groups)
+    expected = [float(s.response == g.samples[0].response) for g in groups for s in g.samples]
+    assert rewards == expected and 0.0 < sum(rewards) < len(rewards)

@@ -119,3 +119,6 @@ def test_only_the_policy_has_a_url() -> None:
     assert get_model_url(args, "actor", "/v1/models") == "http://127.0.0.1:30000/v1/models"
     with pytest.raises(ValueError, match="must name the policy, got judge"):
         get_model_url(args, "judge")
+    args = Args(config, runtime={**runtime, "sglang_frozen_models": ["ref"]})
+    with pytest.raises(ValueError, match=r"got ref; ask that model as session\.model\('ref'\)"):
+        get_model_url(args, "ref")

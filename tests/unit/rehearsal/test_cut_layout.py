@@ -32,9 +32,31 @@ def test_one_large_replica_loses_context_then_tensor_and_expert_ranks() -> None:
     sizes = sizes_of("deepseek_r1")
     assert (sizes.ranks, sizes.engines, sizes.servers_per_engine) == (128, 2, 8)
     cut = cut_layout(sizes)
-    assert (cut.pipeline, cut.context, cut.tensor, cut.expert) == (4, 1, 4, 4)
+    assert (cut.pipeline, cut.context, cut.tensor, cut.expert) == (4, 1, 2, 4)
     assert (cut.ranks, cut.nodes, cut.engines, cut.servers_per_engine) == (16, 2, 1, 2)
     assert ("context-parallel size", 4, 1) in list_cuts(sizes, cut)
+
+
+# Sizes of context, tensor, expert tensor and expert parallelism; each limit is just too small for the sizes before.
+@pytest.mark.parametrize(
+    ("sizes", "max_processes", "expected"),
+    [
+        ((4, 4, 1, 1), 31, (2, 4, 1, 1)),
+        ((4, 4, 1, 1), 15, (1, 4, 1, 1)),
+        ((4, 4, 1, 1), 7, (1, 2, 1, 1)),
+        ((4, 4, 4, 4), 31, (1, 2, 2, 4)),
+        ((4, 4, 4, 4), 15, (1, 2, 2, 2)),
+        ((4, 4, 4, 4), 7, (1, 2, 2, 1)),
+        ((4, 4, 4, 4), 3, (1, 1, 1, 1)),
+    ],
+)
+def test_context_is_divided_first_then_tensor_then_expert_ranks(
+    sizes: tuple[int, ...], max_processes: int, expected: tuple[int, ...]
+) -> None:
+    names = ("context", "tensor", "expert_tensor", "expert")
+    whole = replace(LayoutSizes(pipeline=2, nodes=8, gpus=8, gpus_per_node=8), **dict(zip(names, sizes, strict=True)))
+    cut = cut_layout(whole, max_processes=max_processes)
+    assert tuple(getattr(cut, name) for name in names) == expected
 
 
 def test_a_separate_critic_is_cut_with_the_policy() -> None:
@@ -83,6 +105,9 @@ def test_every_cut_is_a_valid_layout_of_at_most_32_processes(sizes: LayoutSizes)
     assert cut.processes <= MAX_PROCESSES and cut.pipeline == sizes.pipeline
     for name in ("tensor", "context", "expert", "expert_tensor", "gpus", "gpus_per_engine"):
         assert getattr(sizes, name) % getattr(cut, name) == 0, name
+    assert cut.tensor == sizes.tensor or cut.context == 1
+    assert cut.expert == sizes.expert or (cut.context == 1 and max(cut.tensor, cut.expert_tensor) <= 2)
+    assert cut.tensor > 1 or sizes.tensor == 1 or cut.expert == 1
     assert cut.ranks % cut.ranks_per_model == 0
     assert cut.ranks // cut.pipeline % (cut.expert * cut.expert_tensor) == 0
     assert bool(cut.engines) == bool(sizes.engines) and cut.engines <= sizes.engines

@@ -12,7 +12,7 @@ from rlscale.rehearsal.cut_layout import cut_layout, read_sizes
 from rlscale.rehearsal.generated_files import stand_in_data
 from rlscale.rehearsal.rehearsal import Rehearsal
 from rlscale.rehearsal.rehearsal_config import Overrides, layout_overrides
-from tests.recipes import RUNNABLE, WAITING
+from tests.recipes import AGENT_EXAMPLES, RUNNABLE, WAITING
 
 
 def loaded(experiment: str, *given: str, overrides: Overrides | None = None, to_run: bool = True):  # type: ignore[no-untyped-def]
@@ -32,11 +32,14 @@ def test_a_recipe_that_waits_is_stopped_by_its_key(experiment: str) -> None:
     assert WAITING[experiment] in {problem.path for problem in caught.value.problems}
 
 
-@pytest.mark.parametrize("experiment", [*RUNNABLE, *WAITING])
-def test_the_cut_layout_keeps_every_rule_of_a_run_on_gpus(experiment: str) -> None:
-    config = loaded(experiment, to_run=False)
+@pytest.mark.parametrize(
+    ("experiment", "overlays"),
+    [*((name, ()) for name in (*RUNNABLE, *WAITING)), *((name, ("on=qwen3_4b",)) for name in AGENT_EXAMPLES)],
+)
+def test_the_cut_layout_keeps_every_rule_of_a_run_on_gpus(experiment: str, overlays: tuple[str, ...]) -> None:
+    config = loaded(experiment, *overlays, to_run=False)
     cut = cut_layout(read_sizes(config))
-    on_gpus = loaded(experiment, overrides=layout_overrides(config, cut), to_run=False)
+    on_gpus = loaded(experiment, *overlays, overrides=layout_overrides(config, cut), to_run=False)
     assert read_sizes(on_gpus) == cut
     assert on_gpus.batch.num_steps_per_rollout == config.batch.num_steps_per_rollout
     assert on_gpus.batch.n_samples_per_prompt == config.batch.n_samples_per_prompt

@@ -1,0 +1,60 @@
+"""The agent examples learn: held-out success starts low and at least doubles."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.benchmark_scripts import benchmark_script
+
+NAMES = ("calculator", "search", "code", "guess", "framework_agent", "two_agents")
+IN_CI = ("calculator",)
+"""The one with tools, turns and a copy of results; the others take the same path, or that of other tests."""
+
+SHORT = ("eval.interval=5", "eval.stop_reward=0.6")
+"""Ends the run in CI when success has more than doubled; the nightly ones end as their experiments say."""
+
+
+@pytest.fixture(scope="module")
+def examples() -> Iterator[ModuleType]:
+    with benchmark_script("agent_examples") as module:
+        yield module
+
+
+def test_the_list_is_complete(examples: ModuleType) -> None:
+    assert set(examples.EXAMPLES) == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", [each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in NAMES]
+)
+def test_an_example_learns(examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str) -> None:
+    env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
+    result = examples.run(name, tmp_path, overrides=SHORT if name in IN_CI else (), env=env)
+    assert examples.learns(result), result["held_out"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_learns_with_other_seeds(
+    examples: ModuleType, name: str, seed: int, cache: Path, tmp_path: Path, shared_ray: str
+) -> None:
+    env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
+    assert examples.learns(examples.run(name, tmp_path, seed=seed, env=env))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["calculator", "search", "code"])
+def test_tools_are_better_than_none(
+    examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str
+) -> None:
+    env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
+    with_tools = examples.run(name, tmp_path / "tools", env=env)
+    without = examples.run(name, tmp_path / "plain", overrides=examples.EXAMPLES[name].without_tools, env=env)
+    assert with_tools["held_out"][-1][1] > without["held_out"][-1][1] + 0.1

@@ -1,0 +1,49 @@
+"""Complete runs on images: both families train, sync and generate; the quickstart learns."""
+
+import pytest
+
+from tests.integration.conftest import Command
+
+TINY = (
+    "model.num_layers=2",
+    "model.hidden_size=32",
+    "model.intermediate_size=48",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=1",
+)
+SHORT = (
+    "+experiment=quickstart_vision",
+    "model.warmup_experiment=null",
+    "reward.type=random",
+    "cluster.actor_num_gpus_per_node=2",
+    "data.num_rollout=3",
+    "batch.rollout_batch_size=4",
+    "eval.interval=null",
+    "eval.stop_reward=null",
+    "optim.lr=1e-2",
+)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ("model=tiny_qwen3_vl", "model.head_dim=16"),
+        pytest.param(("model=tiny_qwen2_5_vl",), marks=pytest.mark.nightly),
+    ],
+)
+def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Command, model: tuple[str, ...]) -> None:
+    done = command.run(*SHORT, *model, *TINY, small=False)
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    # The engine computes with the weights of every sync, those of the tower too.
+    assert len(trained) == 3 and all(m["logprob_diff/max"] < 1e-4 for m in trained)
+    assert all(m["train/grad_norm"] > 0 for m in trained)
+    assert command.left_over() == {}
+
+
+@pytest.mark.nightly
+def test_the_quickstart_learns_to_count_squares(command: Command) -> None:
+    done = command.run("+experiment=quickstart_vision", small=False, timeout_s=1500)
+    assert done.code == 0, done.err
+    rewards = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
+    assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
