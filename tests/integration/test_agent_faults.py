@@ -175,9 +175,11 @@ def test_environments_that_are_late_and_crash_at_random(command: Command) -> Non
     assert all(any(part in cause for cause in causes) for part in ("timeout_s=4", "code 3", "is lost")), causes
     retries = sum(each.get("trajectory/retries", 0) for each in command.metrics())
     assert len(failed) == retries + len(lost)
-    assert Counter(each["seed"] for each in episodes) == {
-        int(file.name): file.stat().st_size for file in (command.folder / "resets").iterdir()
-    }
+    # The game counts its resets; a process that another environment ended may not have begun one that was sent to it.
+    resets = Counter({int(file.name): file.stat().st_size for file in (command.folder / "resets").iterdir()})
+    unsure = Counter(each["seed"] for each in failed if not each["start"] and "code 3" in each["end"])
+    begun = Counter(each["seed"] for each in episodes)
+    assert resets <= begun <= resets + unsure, (begun - resets, resets - begun, unsure)
     check_books(command, num_trained=48 - len(lost))
 
 
