@@ -1,10 +1,12 @@
 """Scripts in bin/: error messages, and the summary of test sessions."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.architecture import declared_distributions
 from tests.packaging.checkout import ROOT, clean_environment, copy_checkout
@@ -94,3 +96,19 @@ def test_every_direct_dependency_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines if "==" in line and line[0] != "#"}
     assert declared_distributions(ROOT / "pyproject.toml") - {"rlscale"} <= pinned
+
+
+@pytest.mark.parametrize("python", ["3.11.2", "3.12.3", "3.13.5"])
+def test_every_pin_installs_with_the_pythons_of_current_distributions(python: str) -> None:
+    """Debian 12, Ubuntu 24.04 and Debian 13 do not update these: a pin for a later patch release breaks `bin/test`."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==")[0] for line in lines if "==" in line and line[0] != "#"]
+    refused = {}
+    for name in pins:
+        try:
+            wanted = importlib.metadata.metadata(name)["Requires-Python"]
+        except importlib.metadata.PackageNotFoundError:
+            continue  # only for an extra that the tests do not install
+        if wanted and not SpecifierSet(wanted).contains(python):
+            refused[name] = wanted
+    assert refused == {}
