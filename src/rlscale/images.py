@@ -20,12 +20,14 @@ class Image:
     """An encoded image (PNG, JPEG, ...) and the number of its patches. A value of JSON, so checkpoints can store it.
 
     Example:
-        image = Image(uri="figures/7.png", digest=digest_of(content), grid=(1, 8, 8))
+        image = Image(uri="figures/7.png", digest=digest_of(content), grid=(1, 8, 8), token=107, num_tokens=16)
     """
 
     uri: str  # path of a file, or a data URL
     digest: str  # of the encoded bytes; images of equal digests are processed once
     grid: Grid
+    token: int  # its placeholder among token ids
+    num_tokens: int  # placeholders in a row
 
     def read(self) -> bytes:
         """The encoded bytes.
@@ -76,6 +78,29 @@ def to_data_url(content: bytes) -> str:
 def build_images(values: Sequence[Mapping[str, Any]]) -> tuple[Image, ...]:
     """Images from the fields of each, as JSON has them."""
     return tuple(Image(**{**value, "grid": tuple(value["grid"])}) for value in values)
+
+
+def collapse_placeholders(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+    """Token ids with one placeholder for each image: SGLang repeats it as often as the image has features.
+
+    Raises:
+        ValueError: there are other placeholders, e.g. one that the model generated: SGLang would take it for an image.
+    """
+    if not images:
+        return list(token_ids)
+    found, place, token = list[int](), 0, images[0].token
+    for image in images:
+        if token not in token_ids[place:]:
+            raise ValueError(f"an image must have {image.num_tokens} placeholder tokens, got none")
+        start = token_ids.index(token, place)
+        stop = start + image.num_tokens
+        if any(each != token for each in token_ids[start:stop]) or len(token_ids) < stop:
+            raise ValueError(f"an image must have {image.num_tokens} placeholder tokens at token {start}, got fewer")
+        found += [*token_ids[place:start], token]
+        place = stop
+    if token in token_ids[place:]:
+        raise ValueError(f"a prompt must have no placeholder but those of its {len(images)} images, got one more")
+    return found + list(token_ids[place:])
 
 
 def digest_of(content: bytes) -> str:

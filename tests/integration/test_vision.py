@@ -41,6 +41,17 @@ def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Co
     assert command.left_over() == {}
 
 
+@pytest.mark.slow
+def test_sglang_reads_the_images_with_the_weights_of_each_sync(command: Command) -> None:
+    model = ("model=tiny_qwen3_vl", "model.head_dim=16", *TINY)
+    done = command.run(*SHORT, *model, "rollout=sglang", "cluster.actor_num_gpus_per_node=1", small=False)
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    # Features of an earlier version of the tower would differ by far more.
+    assert len(trained) == 3 and all(m["logprob_diff/max"] < 1e-5 for m in trained)
+    assert command.left_over() == {}
+
+
 @pytest.mark.nightly
 def test_the_quickstart_learns_to_count_squares(command: Command) -> None:
     done = command.run("+experiment=quickstart_vision", small=False, timeout_s=1500)

@@ -281,6 +281,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             releases_memory=bool(config.cluster.offload_rollout),
             shares_prefixes=not mixes_caches(config.rollout),
             returns_routes=config.algo.use_rollout_routing_replay,
+            reads_images=config.data.multimodal_keys is not None,
             server_args={**own, **sglang.server_args},
         )
     if config.rollout.engine == EngineKind.scripted:

@@ -31,6 +31,12 @@ CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
 MODEL_PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 """Variable with a package whose classes of models take precedence over SGLang's."""
 
+FEATURE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
+"""Variable with the size of the cache of image features."""
+
+IMAGE_CACHE_MB = 256
+"""Size of the cache of pixels, which do not depend on weights."""
+
 REWARD_MODELS = "rlscale_reward_models"
 """The package next to `serve.py`."""
 
@@ -45,6 +51,7 @@ class SglangLaunch(EngineLaunch):
     returns_routes: bool = False
     # False: weights change without a flush, so a shared cache would mix versions.
     shares_prefixes: bool = True
+    reads_images: bool = False
     server_args: Mapping[str, Any] = field(default_factory=dict)  # set by the user, with SGLang's names
 
     @property
@@ -82,6 +89,9 @@ class SglangLaunch(EngineLaunch):
             arguments["enable_return_routed_experts"] = True
         if not self.shares_prefixes:
             arguments["disable_radix_cache"] = True
+        if self.reads_images:
+            # With it SGLang takes token ids as they are; otherwise it decodes them and encodes the text again.
+            arguments["mm_preprocess_cache_size_mb"] = IMAGE_CACHE_MB
         if self.device == "cpu":
             arguments |= ON_CPU
         elif self.releases_memory:
@@ -105,6 +115,9 @@ class SglangLaunch(EngineLaunch):
         variables = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"} | device_variables(place)
         if self.server_args.get("is_embedding") and MODEL_PACKAGE not in os.environ:
             variables[MODEL_PACKAGE] = REWARD_MODELS
+        if self.reads_images and FEATURE_CACHE not in os.environ:
+            # SGLang keeps features of images across weight updates, also when its caches are flushed.
+            variables[FEATURE_CACHE] = "0"
         if self.device == "cpu":
             # The threads of its processes compete for the cores: with two threads it is ten times slower.
             variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -58,7 +58,8 @@ class ImageProcessor:
         digest = digest_of(content)
         pixels, grid = self._process(content)
         self._keep(digest, pixels)
-        return Image(uri=uri, digest=digest, grid=grid)
+        layout = self.layout
+        return Image(uri=uri, digest=digest, grid=grid, token=layout.image_token, num_tokens=layout.num_tokens(grid))
 
     def open_uri(self, uri: str) -> Image:
         """The image of a data URL; raises ValueError as `open`, and for anything that is no data URL."""

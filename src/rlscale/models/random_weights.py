@@ -143,12 +143,16 @@ def _save_vision(
     # Qwen2.5-VL has no separate head width.
     width = int(text["hidden_size"]) // int(text["num_attention_heads"])
     head_dim = width if model_type == "qwen2_5_vl" else int(text.get("head_dim", width))
-    # Frame, row and column get about a quarter, three eighths and three eighths of the frequencies, as published.
-    side = 3 * head_dim // 16
+    family = find_family(model_type).vision
+    assert family is not None, "the caller has a model with images"
+    # Published models give rows and columns three eighths of the frequencies each, or five sixteenths if interleaved.
+    side = 5 * head_dim // 32 if family.interleaved_rotary else 3 * head_dim // 16
     sections = [head_dim // 2 - 2 * side, side, side]
     special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     tokens = zip(_IMAGE_TOKENS, (IMAGE, VIDEO, IMAGE_START, IMAGE_END), strict=True)
     rotary = {"rope_type": "default", "rope_theta": float(text["rope_theta"]), "mrope_section": sections}
+    if family.interleaved_rotary:
+        rotary["mrope_interleaved"] = True  # transformers does not read it, SGLang does
     scale = {"initializer_range": INITIALIZER_RANGE}
     own = {name: value for name, value in text.items() if name not in ("rope_theta", "tie_word_embeddings")}
     tower = {**TINY_TOWER, **TINY_VISION[f"tiny_{model_type}"], **scale, "out_hidden_size": text["hidden_size"]}

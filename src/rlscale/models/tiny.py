@@ -13,7 +13,7 @@ from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.tiny_tokenizer import tiny_vocabulary
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Incremented whenever the same fields would give other files, so that an old cache is not read."""
 
 

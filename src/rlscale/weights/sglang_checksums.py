@@ -39,6 +39,9 @@ _FUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     for part in parts
 }
 _PART = re.compile(rf"(?P<before>.*\.)(?P<part>{'|'.join(_FUSED)})(?P<after>\.[^.]+)")
+# Beginnings of names in checkpoints of models with images -> those of the server
+_PREFIXES = (("model.visual.", "visual."), ("model.language_model.", "model."))
+_TOWER_QKV = re.compile(r"(?P<before>visual\..*\.attn\.)qkv(?P<after>\.[^.]+)")
 _VOCABULARY = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.weight")
 _MLP_ROWS, _MLP_COLUMNS = ("gate_proj", "up_proj"), re.compile(r".*\.down_proj\.weight")
 
@@ -93,6 +96,14 @@ class SglangChecksums:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Adds one weight that is sent, under its Hugging Face name."""
+        for prefix, own_prefix in _PREFIXES:
+            if name.startswith(prefix):
+                name = own_prefix + name.removeprefix(prefix)
+        tower = _TOWER_QKV.fullmatch(name)
+        if tower is not None:  # one tensor in the checkpoint; the ranks of a server share the rows of each part
+            for part, rows in zip(_FUSED["q_proj"][1], tensor.chunk(3), strict=True):
+                self.add(f"{tower['before']}{part}{tower['after']}", rows)
+            return
         match = _PART.fullmatch(name)
         if match is not None:
             whole, parts = _FUSED[match["part"]]

@@ -12,7 +12,7 @@ from rlscale.config import load_config
 from rlscale.driver.engines import build_client, build_launch
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch import EngineLaunch, ProcessPlace
-from rlscale.engines.launch_sglang import CORES_OF_RANKS, SglangLaunch, split_cores
+from rlscale.engines.launch_sglang import CORES_OF_RANKS, FEATURE_CACHE, SglangLaunch, split_cores
 from rlscale.engines.sglang.serve import redact_in_logs
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams
@@ -125,6 +125,19 @@ def test_cores_are_divided_among_the_ranks(cores: list[int], num_ranks: int, fou
 def test_sglang_can_release_its_memory_where_the_run_offloads_it(overrides: tuple[str, ...], saves: bool) -> None:
     given = ("rollout=sglang", "cluster=one_node", "cluster.device=cuda", *overrides)
     assert (launch_of(*given).arguments(PLACE).get("enable_memory_saver") is True) == saves
+
+
+def test_sglang_with_images_takes_token_ids_and_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = launch_of("rollout=sglang")
+    assert isinstance(text, SglangLaunch)
+    assert "mm_preprocess_cache_size_mb" not in text.arguments(PLACE) and FEATURE_CACHE not in text.variables(PLACE)
+    images = launch_of("+experiment=quickstart_vision", "rollout=sglang")
+    assert isinstance(images, SglangLaunch)
+    assert images.arguments(PLACE)["mm_preprocess_cache_size_mb"] > 0
+    # Features that were computed with earlier weights must not be used again.
+    assert images.variables(PLACE)[FEATURE_CACHE] == "0"
+    monkeypatch.setenv(FEATURE_CACHE, "64")
+    assert FEATURE_CACHE not in images.variables(PLACE)
 
 
 def test_only_sglang_limits_samples_in_flight() -> None:

@@ -157,3 +157,18 @@ def test_a_wrong_share_names_the_rank(size: int) -> None:
     ranks[0], ranks[1] = ranks[1], ranks[0]
     with pytest.raises(WeightSyncError, match=r"engine 5 rank 0 must hold model\.embed_tokens\.weight with"):
         sums.compare(answers(ranks), engine="engine 5")
+
+
+def test_a_model_with_images_has_other_names_on_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    qkv, norm = torch.randn(12, 4), torch.randn(8)
+    sent = {"model.visual.blocks.0.attn.qkv.weight": qkv, "model.language_model.norm.weight": norm}
+    rows = [torch.cat([part[rank * 2 : rank * 2 + 2] for part in qkv.chunk(3)]) for rank in range(2)]
+    for size in (1, 2):
+        expected = SglangChecksums([size])
+        for name, tensor in sent.items():
+            expected.add(name, tensor)
+        for rank in range(size):
+            held = {"visual.blocks.0.attn.qkv_proj.weight": qkv if size == 1 else rows[rank], "model.norm.weight": norm}
+            checksums = {name: sha(tensor) for name, tensor in held.items()}
+            expected.compare([RankChecksums(rank=rank, size=size, checksums=checksums)], engine="engine 0")
+    assert not caplog.records, "each parameter was compared"

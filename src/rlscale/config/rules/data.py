@@ -7,7 +7,9 @@ from typing import Any
 
 from rlscale.architectures.family import find_family, load_families
 from rlscale.config.errors import nearest, show
+from rlscale.config.groups.model import ModelBuild
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat
 from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_engines
 from rlscale.config.rules.model import architecture_field
@@ -101,12 +103,25 @@ _WITH_IMAGES: dict[str, Any] = {
     "agent.url": None,
     "buffer.url": None,
     "debug.load_rollout_data": None,
+    "data.teacher_by_source": {},
     "fsdp.context_parallel_size": 1,
+    "model.teacher_url": None,
     "train.lora.rank": 0,
     "train.qkv_format": QkvFormat.thd,
     "train.true_on_policy_mode": False,
 }
 """Keys that do not work with images yet, with the values that do."""
+
+
+@rule
+def sglang_reads_patches_of_qwen2_5_vl(config: RunConfig) -> list[Problem]:
+    """SGLang takes rows of pixels of another width than that of 14 x 14 patches for finished features."""
+    builds = config.model.build == ModelBuild.tiny_qwen2_5_vl
+    if not builds or config.data.multimodal_keys is None or config.rollout.engine != EngineKind.sglang:
+        return []
+    rule = "be embedded with model.build=tiny_qwen2_5_vl, whose patches of 4 x 4 pixels SGLang does not read"
+    fix = "set rollout=embedded, or model=tiny_qwen3_vl"
+    return [Problem(path="rollout.engine", rule=rule, value="sglang", fix=fix)]
 
 
 @rule

@@ -22,6 +22,7 @@ from rlscale.engines.client.in_flight_limit import InFlightLimit
 from rlscale.engines.client.request_ids import RequestIds, routing_key
 from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
+from rlscale.images import collapse_placeholders
 from rlscale.types import EngineAddress, Generation, SamplingParams, WeightVersion
 from rlscale.weight_types import AdapterUpdate, RankChecksums, WeightBucket, WeightGroup
 
@@ -103,7 +104,7 @@ class HttpEngine:
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, n: int = 1, rid: str | None = None
     ) -> list[Generation]:
-        await self._check_request(input_ids, params)
+        wire_ids = await self._check_request(input_ids, params)
         # SGLang gives the n samples of one request random ids, which no client knows and could abort.
         splits = self._is_sglang and n > 1
         began_s = time.monotonic()
@@ -112,21 +113,21 @@ class HttpEngine:
             with self._ids.open(rid, n if splits else 1) as ids:
                 session = self._session_of(rid)
                 if splits and self._router is not self._address:
-                    objects = await self._send_each(input_ids, params, ids, n=n, session=session)
+                    objects = await self._send_each(wire_ids, params, ids, n=n, session=session)
                 elif splits:
-                    objects = await self._send(build_batch_body(input_ids, params, ids, n=n), n=n)
+                    objects = await self._send(build_batch_body(wire_ids, params, ids, n=n), n=n)
                 else:
-                    objects = await self._send(build_body(input_ids, params, ids, n=n), n=n, session=session)
+                    objects = await self._send(build_body(wire_ids, params, ids, n=n), n=n, session=session)
         answers = [self._parse(o, input_ids, params) for o in objects]
         return [replace(answer, queued_s=queued_s + answer.queued_s) for answer in answers]
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str | None = None
     ) -> AsyncGenerator[Generation]:
-        await self._check_request(input_ids, params)
+        wire_ids = await self._check_request(input_ids, params)
         finished = False
         with self._ids.open(rid, 1) as ids:
-            body = {**build_body(input_ids, params, ids), "stream": True}
+            body = {**build_body(wire_ids, params, ids), "stream": True}
             calls = self._connection.stream("/generate", body, session=self._session_of(rid))
             async with aclosing(calls) as events:
                 async for event in events:
@@ -284,8 +285,12 @@ class HttpEngine:
     def _limit_in_flight(self, num_samples: int) -> AbstractAsyncContextManager[None]:
         return nullcontext() if self._limit is None else self._limit.enter(num_samples)
 
-    async def _check_request(self, input_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raises for requests that crash a real SGLang server: unknown token ids, and min_p with drawing by seed."""
+    async def _check_request(self, input_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The token ids to send.
+
+        Raises for requests that crash a real SGLang server or that it never answers: unknown token ids, min_p with
+        drawing by seed, other placeholders than those of the images.
+        """
         if self._vocab_size is None:
             await self._read_properties_once()
         assert self._vocab_size is not None, "read above"
@@ -295,6 +300,12 @@ class HttpEngine:
             wrong = [token for token in input_ids if not 0 <= token < self._vocab_size]
             rule = f"be token ids below the engine's vocabulary size {self._vocab_size}"
             raise self._refusal(f"input_ids must {rule}, got {wrong[:5] or 'none'}")
+        if not (self._is_sglang and params.images):
+            return input_ids
+        try:
+            return collapse_placeholders(input_ids, params.images)
+        except ValueError as error:
+            raise self._refusal(str(error)) from error
 
     def _refusal(self, reason: str) -> EngineError:
         """The error of a request that is not sent, as the engine itself would refuse it."""

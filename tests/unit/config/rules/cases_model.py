@@ -180,9 +180,16 @@ CASES: list[tuple[str, Values, str, Values]] = [
             ("agent.tools", ["a:b"], "null"),
             ("buffer.url", "http://127.0.0.1:1", "null"),
             ("fsdp.context_parallel_size", 2, "1"),
+            ("model.teacher_url", "http://127.0.0.1:1", "null"),
             ("train.lora.rank", 4, "0"),
             ("train.true_on_policy_mode", True, "false"),
         )
+    ),
+    (
+        "sglang_reads_patches_of_qwen2_5_vl",
+        {**IMAGES, "model.build": "tiny_qwen2_5_vl", "rollout.engine": "sglang"},
+        "rollout.engine must be embedded with model.build=tiny_qwen2_5_vl, whose patches of 4 x 4 pixels",
+        IMAGES,
     ),
     (
         "media_need_the_chat_template",
