@@ -57,6 +57,23 @@ place = ray.get(actors[0].listen.remote())
 print(sorted(ray.get([actor.add.remote(i, *place) for i, actor in enumerate(actors)])))
 """
 
+PROBE = """
+import ray
+from pathlib import Path
+from rlscale.cluster.node_probe import ProbeRequest, probe_nodes
+from rlscale.cluster.ray_session import driver_node, living_nodes
+from rlscale.plan.node_comparison import find_problems
+from rlscale.plan.node_facts import PRESENT, CheckedFolder, FixedPort, FolderUse, node_table
+
+ray.init(address="{address}", log_to_driver=False)
+nodes = sorted(living_nodes(), key=lambda node: node != driver_node())
+file = CheckedFolder(key="sglang.python", path=Path("{file}"), use=FolderUse.present, expected=PRESENT)
+request = ProbeRequest(folders=(file,), run_folder=Path("/tmp"), env_vars={{}})
+ports = dict.fromkeys(nodes, (FixedPort(key="sglang.grpc_port", port=8000),))
+facts = probe_nodes(nodes, request, ports)
+print("\\n".join([*node_table(facts, [file]), *map(str, find_problems(facts, [file]))]))
+"""
+
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
@@ -139,3 +156,21 @@ def test_ray_spreads_actors_and_gloo_connects_them(two_nodes: RayNodes) -> None:
     script = RANKS.format(address=two_nodes.address)
     done = two_nodes.head.run([sys.executable, "-c", script], env=two_nodes.env, timeout_s=120)
     assert done.stdout.strip() == "[('10.77.0.1', 3.0), ('10.77.0.2', 3.0)]", done.stderr
+
+
+def test_the_table_of_nodes_names_a_file_and_a_port_that_one_of_them_lacks(two_nodes: RayNodes, private: Path) -> None:
+    file = private / "python"
+    file.touch()
+    serve(two_nodes.nodes[1])
+    script = PROBE.format(address=two_nodes.address, file=file)
+    done = two_nodes.head.run([sys.executable, "-c", script], env=two_nodes.env, timeout_s=120)
+    header, head, other, *problems = done.stdout.splitlines()
+    start, end = header.index("paths"), header.index("clock")
+    assert head[start:end].split() == ["same", "free"], done.stderr
+    assert other[start:end].split("  ")[0] == "sglang.python" and "sglang.grpc_port in use" in other[start:end]
+    assert problems == [
+        f"sglang.python must exist on every node, got {file}, which node1 (10.77.0.2) does not have; copy it to this "
+        "node, or use a folder of a shared file system",
+        "sglang.grpc_port must be free on the nodes that use it, got 8000, which is in use on node1 (10.77.0.2); "
+        "choose another port, or end the program that listens there",
+    ]

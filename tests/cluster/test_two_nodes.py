@@ -25,6 +25,9 @@ def test_a_run_uses_both_nodes_and_prints_their_table(run: ClusterRun, tmp_path:
     assert table["node0"][1:3] == ["10.77.0.1", "eth0"]
     assert table["node1"][1:3] == ["10.77.0.2", "eth0"]
     assert table["node0"][3:] != [] and table["node0"][3:7] == table["node1"][3:7]
+    paths = table["node"].index("paths") + 1  # the version of rlscale has two words
+    assert table["node"][paths : paths + 2] == ["ports", "clock"]
+    assert table["node0"][paths : paths + 2] == table["node1"][paths : paths + 2] == ["same", "free"]
     assert metrics(run)[-1]["step"] == 3
     logs = {path.name for path in (run.run_dir / "logs").glob("*_?.log")}
     assert logs == {"actor_rank_0.log", "actor_rank_1.log", "engine_0.log", "engine_1.log"}

@@ -24,9 +24,9 @@ from rlscale.cluster.node_network import find_interface, interfaces, node_addres
 from rlscale.cluster.ray_calls import node_death
 from rlscale.cluster.ray_session import living_nodes, node_names
 from rlscale.config.passthrough.sglang_python import find_python, installed_packages
-from rlscale.engines.ports import free_port
+from rlscale.engines.ports import free_port, port_fault
 from rlscale.errors import ConfigError, Problem, WorkerError
-from rlscale.plan.node_facts import CheckedFolder, FolderUse, NodeFacts, token_file
+from rlscale.plan.node_facts import PRESENT, CheckedFolder, FixedPort, FolderUse, NodeFacts, token_file
 from rlscale.training.listener import listen
 
 PROBE_TIMEOUT_S = 60.0
@@ -57,8 +57,13 @@ class ProbeRequest:
     needs_sglang: bool = False
 
 
-def probe_nodes(node_ids: Sequence[str], request: ProbeRequest) -> list[NodeFacts]:
+def probe_nodes(
+    node_ids: Sequence[str], request: ProbeRequest, ports: Mapping[str, Sequence[FixedPort]]
+) -> list[NodeFacts]:
     """The facts of each node, with its connections to the others and its clock.
+
+    Args:
+        ports: by node, those that must be free there.
 
     Raises:
         ConfigError: with every node on which a probe could not run.
@@ -71,6 +76,9 @@ def probe_nodes(node_ids: Sequence[str], request: ProbeRequest) -> list[NodeFact
     ]
     try:
         facts = _get_all(node_ids, [actor.facts.remote(request) for actor in actors])
+        taken = _get_all(
+            node_ids, [actor.taken.remote(ports.get(node, ())) for node, actor in zip(node_ids, actors, strict=True)]
+        )
         places = _get_all(node_ids, [actor.listen.remote() for actor in actors])
         targets = [(title, *place) for title, place in zip(titles, places, strict=True)]
         unreachable = _get_all(node_ids, [actor.connect.remote(targets) for actor in actors])
@@ -79,13 +87,15 @@ def probe_nodes(node_ids: Sequence[str], request: ProbeRequest) -> list[NodeFact
         for actor in actors:
             ray.kill(actor)
     return [
-        replace(each, unreachable=failed, clock_ahead_s=ahead_s, clock_error_s=error_s)
-        for each, failed, (ahead_s, error_s) in zip(facts, unreachable, clocks, strict=True)
+        replace(each, unreachable=failed, taken_ports=used, clock_ahead_s=ahead_s, clock_error_s=error_s)
+        for each, failed, used, (ahead_s, error_s) in zip(facts, unreachable, taken, clocks, strict=True)
     ]
 
 
 def read_folder(folder: CheckedFolder) -> str | None:
     """Content that a node finds in a folder: that of the driver's file, or names and sizes of its files."""
+    if folder.use == FolderUse.present:
+        return PRESENT if folder.path.exists() else None
     if folder.use == FolderUse.same:
         return list_files(folder.path)
     file = token_file(folder)
@@ -105,10 +115,11 @@ def _read_folders(folders: Sequence[CheckedFolder]) -> dict[str, str | None]:
 
 
 def list_files(folder: Path) -> str | None:
-    """Names and sizes of the files in a folder, without subfolders; None: there is no such folder."""
-    if not folder.is_dir():
+    """Names and sizes of the files in a folder, without subfolders, or of one file; None: there is neither."""
+    if not folder.exists():
         return None
-    return "\n".join(f"{path.name} {path.stat().st_size}" for path in sorted(folder.iterdir()) if path.is_file())
+    files = [folder] if folder.is_file() else sorted(folder.iterdir())
+    return "\n".join(f"{path.name} {path.stat().st_size}" for path in files if path.is_file())
 
 
 class _NodeProbe:
@@ -134,6 +145,10 @@ class _NodeProbe:
             free_memory_bytes=_free_memory_bytes(),
             free_disk_bytes=_free_disk_bytes(request.run_folder),
         )
+
+    def taken(self, ports: Sequence[FixedPort]) -> tuple[FixedPort, ...]:
+        """Those of the ports that another process uses."""
+        return tuple(each for each in ports if port_fault(each.host or node_address(), each.port) is not None)
 
     def listen(self) -> tuple[str, int]:
         """Address and port of a socket in the range from which servers of a run take their ports."""

@@ -342,6 +342,13 @@ class Bundles:
     def num_nodes(self) -> int:
         return len(self.node_ids) or 1
 
+    @property
+    def engine_nodes(self) -> frozenset[str]:
+        """Nodes with a process of an engine of the policy."""
+        engines = range(self._layout.num_engines)
+        processes = [each for engine in engines for each in self._layout.process_bundles(engine)]
+        return frozenset(self._nodes[placed] for bundles in processes for placed in self.placed(bundles))
+
     def count_nodes(self, num_bundles: int) -> int:
         """Nodes of the first `num_bundles` bundles."""
         return len({self._nodes[bundle] for bundle in self._order[:num_bundles]}) or 1

@@ -59,6 +59,11 @@ class RayNodes:
     def address(self) -> str:
         return f"{self.head.address}:{PORT}"
 
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, the head node first; dead ones, too."""
+        return self._network.nodes
+
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._network.__enter__()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlscale.cluster.node_probe import ProbeRequest, list_files, probe_nodes
-from rlscale.cluster.ray_session import Bundles
+from rlscale.cluster.ray_session import Bundles, driver_node
 from rlscale.config import Device, EngineKind, RunConfig, WeightChannelName
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import needs_gateway, uses_engines
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.resolve_model import cache_root
 from rlscale.plan.node_comparison import find_problems, find_warnings
-from rlscale.plan.node_facts import CheckedFolder, FolderUse, node_table, token_file
+from rlscale.plan.node_facts import PRESENT, CheckedFolder, FixedPort, FolderUse, node_table, token_file
 
 FILE_CHANNELS = (WeightChannelName.disk, WeightChannelName.delta)
 
@@ -27,8 +27,12 @@ def check_nodes(
     run_folder: Path,
     report: Callable[[str], None],
     warn: Callable[[str], None],
+    running_on: Collection[str] = (),
 ) -> None:
     """Prints a table of the nodes of the run, and warnings; a run on one node does nothing here.
+
+    Args:
+        running_on: Ray's ids of nodes on which processes of this run already use their ports.
 
     Raises:
         ConfigError: the nodes cannot run this config together; every problem names its node.
@@ -43,10 +47,11 @@ def check_nodes(
             run_folder=run_folder,
             env_vars=config.train.env_vars,
             sglang_python=config.sglang.python,
-            needs_sglang=uses_engines(config) and config.rollout.engine == EngineKind.sglang,
+            needs_sglang=_has_sglang(config),
         )
-        nodes = probe_nodes(bundles.node_ids, request)
-    for line in node_table(nodes):
+        ports = {node: fixed_ports(config, bundles, node) for node in bundles.node_ids if node not in running_on}
+        nodes = probe_nodes(bundles.node_ids, request, ports)
+    for line in node_table(nodes, folders):
         report(line)
     for warning in find_warnings(nodes):
         warn(warning)
@@ -69,12 +74,15 @@ def check_channel(prepared: PreparedRun, bundles: Bundles) -> None:
 
 
 def checked_folders(prepared: PreparedRun, *, run_folder: Path) -> list[CheckedFolder]:
-    """The folders that every node of the run needs. Only the driver reads the data."""
+    """The folders and files that every node of the run needs. Only the driver reads the data."""
     config = prepared.config
     outputs = {"run.dir": run_folder, "checkpoint.save": _path(config.checkpoint.save)}
     if uses_engines(config) and config.train.weight_channel in FILE_CHANNELS:
         outputs["train.weight_folder"] = _path(config.train.weight_folder)
     outputs["critic.save"] = _path(config.critic.save)
+    if config.checkpoint.save_hf is not None:
+        # A template of files: its folder up to the part that the number of the rollout determines.
+        outputs["checkpoint.save_hf"] = _path(str(Path(config.checkpoint.save_hf.split("{")[0] + "x").parent))
     inputs = {_model_key(prepared): _path(prepared.model_path)}
     inputs |= {key: _path(value) for key, value in _given_inputs(config)}
     shared = [
@@ -88,7 +96,44 @@ def checked_folders(prepared: PreparedRun, *, run_folder: Path) -> list[CheckedF
         # A hub id has no folder: each node downloads the model.
         if path is not None and (files := list_files(path)) is not None
     ]
-    return [*shared, *same]
+    return [*shared, *same, *_sglang_paths(config)]
+
+
+def _sglang_paths(config: RunConfig) -> list[CheckedFolder]:
+    """The interpreter of SGLang, and files and folders that its arguments name."""
+    if not _has_sglang(config):
+        return []
+    given = {f"sglang.{name}": Path(value) for name, value in config.sglang.server_args.items() if _is_path(value)}
+    found = [
+        CheckedFolder(key=key, path=path, use=FolderUse.same, expected=files)
+        for key, path in given.items()
+        if (files := list_files(path)) is not None
+    ]
+    if (python := _path(config.sglang.python)) is not None:
+        found.append(CheckedFolder(key="sglang.python", path=python, use=FolderUse.present, expected=PRESENT))
+    return found
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value.startswith("/")
+
+
+def _has_sglang(config: RunConfig) -> bool:
+    return uses_engines(config) and config.rollout.engine == EngineKind.sglang
+
+
+def fixed_ports(config: RunConfig, bundles: Bundles, node: str) -> tuple[FixedPort, ...]:
+    """The ports of a node that the config names; rlscale chooses all others among those that are free."""
+    found = []
+    if node == driver_node() and config.gateway.port is not None and needs_gateway(config):
+        found.append(FixedPort(key="gateway.port", port=config.gateway.port, host=config.gateway.host))
+    if node in bundles.engine_nodes and _has_sglang(config):
+        found += [
+            FixedPort(key=f"sglang.{name}", port=value)
+            for name, value in config.sglang.server_args.items()
+            if name.endswith("_port") and isinstance(value, int) and value > 0
+        ]
+    return tuple(found)
 
 
 def _given_inputs(config: RunConfig) -> Iterator[tuple[str, str | None]]:

@@ -7,6 +7,7 @@ engines keep running. Dead engines restart one at a time while the loop runs (co
 """
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -104,6 +105,7 @@ class Run:
         self._prepared, self._folder, self._store, self._observer = prepared, folder, store, observer
         self._tolerance = prepared.config.fault_tolerance
         self._stop = StopRequest()
+        self._running_on: set[str] = set()  # nodes that have been compared
         self._restarts = Restarts(self._tolerance.max_restarts if self._tolerance.enabled else 0, report=observer.warn)
 
     @property
@@ -182,9 +184,10 @@ class Run:
     async def _check_nodes(self, bundles: Bundles) -> None:
         """Compares the nodes, again when one dies during that and the run may restart."""
         observer, folder = self._observer, self._folder.path.absolute()
-        report, warn = observer.console.message, observer.warn
+        check = functools.partial(check_nodes, run_folder=folder, report=observer.console.message, warn=observer.warn)
         try:
-            await asyncio.to_thread(check_nodes, self._prepared, bundles, run_folder=folder, report=report, warn=warn)
+            await asyncio.to_thread(check, self._prepared, bundles, running_on=self._running_on)
+            self._running_on.update(bundles.node_ids)
         except WorkerError as failure:
             self._restarts.allow(failure, what="the check of the nodes")
             await self._wait_for_bundles(bundles)

@@ -33,6 +33,18 @@ def reserve_port(host: str, *, number: int = 1) -> int:
     return port
 
 
+def port_fault(host: str, port: int) -> str | None:
+    """The reason why a server cannot listen at a port of `host`, 0 for any; None: it can."""
+    try:
+        with socket.socket(_family(host)) as probe:
+            # As servers do: connections of a server that has ended do not keep its port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
 def _find(host: str, number: int) -> tuple[int, list[socket.socket]]:
     """The first of `number` free consecutive ports, and the marks of all of them."""
     candidates = range(FIRST_PORT, _first_ephemeral_port())

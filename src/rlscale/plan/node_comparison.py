@@ -28,6 +28,7 @@ def find_problems(nodes: Sequence[NodeFacts], folders: Sequence[CheckedFolder]) 
         *(problem for node in nodes for folder in folders for problem in _missing_folder(node, folder)),
         *(problem for node in nodes for problem in _missing_interfaces(node)),
         *(problem for node in nodes for problem in _unreachable(node)),
+        *(problem for node in nodes for problem in _taken_ports(node)),
     ]
 
 
@@ -63,9 +64,9 @@ def _is_same_minor(first: str | None, second: str | None) -> bool:
 
 
 def _missing_folder(node: NodeFacts, folder: CheckedFolder) -> Iterator[Problem]:
-    found = node.folders.get(folder.key)
-    if found == folder.expected:
+    if node.has(folder):
         return
+    found = node.folders.get(folder.key)
     if folder.use == FolderUse.shared:
         rule, fix = "be on a file system that all nodes share", "choose a folder of a shared file system"
         value = f"{folder.path}, whose files {node.name} does not see"
@@ -107,6 +108,16 @@ def _unreachable(node: NodeFacts) -> Iterator[Problem]:
             rule="consist of nodes that can connect to each other",
             value=f"{node.name}, which cannot connect to {other}",
             fix="open all TCP ports between the nodes; several networks need `ray start --node-ip-address`",
+        )
+
+
+def _taken_ports(node: NodeFacts) -> Iterator[Problem]:
+    for each in node.taken_ports:
+        yield Problem(
+            path=each.key,
+            rule="be free on the nodes that use it",
+            value=f"{each.port}, which is in use on {node.name}",
+            fix="choose another port, or end the program that listens there",
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.engines import ports
-from rlscale.engines.ports import free_port, reserve_port
+from rlscale.engines.ports import free_port, port_fault, reserve_port
 
 HOST = "127.0.0.1"
 
@@ -67,3 +67,19 @@ def test_a_reserved_port_is_not_given_again(range_file: Path, monkeypatch: pytes
     for mark in kept:
         mark.close()
     assert len({free_port(HOST) for _ in range(100)}) == 3
+
+
+def test_a_port_is_taken_while_a_server_listens_and_free_after_its_last_connection() -> None:
+    with socket.create_server((HOST, free_port(HOST))) as server:
+        port = server.getsockname()[1]
+        assert port_fault(HOST, port) == "Address already in use"
+        client = socket.create_connection((HOST, port))
+        accepted, _ = server.accept()
+        accepted.close()  # first: this side keeps the address in TIME_WAIT
+        client.close()
+    assert port_fault(HOST, port) is None
+
+
+def test_any_port_is_free_at_addresses_of_this_machine_only() -> None:
+    assert port_fault(HOST, 0) is None
+    assert port_fault("192.0.2.1", 0) == "Cannot assign requested address"  # of documentation, no machine has it

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.plan.node_comparison import find_problems, find_warnings
-from rlscale.plan.node_facts import CheckedFolder, FolderUse, NodeFacts, node_table
+from rlscale.plan.node_facts import CheckedFolder, FixedPort, FolderUse, NodeFacts, node_table
 
 GIB = 2**30
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0", "transformers": "5.0", "Ray": "2.60.0", "rlscale": "0.1 (aa)"}
@@ -122,12 +122,29 @@ def test_a_clock_within_the_error_of_its_measurement_is_not_reported() -> None:
     assert find_warnings([HEAD, replace(OTHER, clock_ahead_s=3.0, clock_error_s=2.5)]) == []
 
 
+def test_a_port_of_the_config_that_is_in_use_breaks_the_run() -> None:
+    (problem,) = problems_of(replace(OTHER, taken_ports=(FixedPort(key="sglang.grpc_port", port=50051),)))
+    assert problem == (
+        "sglang.grpc_port must be free on the nodes that use it, got 50051, which is in use on other (10.0.0.2); "
+        "choose another port, or end the program that listens there"
+    )
+
+
 def test_the_table_has_a_row_for_each_node() -> None:
-    header, head, other = node_table([HEAD, replace(OTHER, clock_ahead_s=0.25)])
+    header, head, other = node_table([HEAD, replace(OTHER, clock_ahead_s=0.25)], FOLDERS)
     assert header.split() == [
         *("node", "address", "interface", "Python", "torch", "transformers", "Ray", "rlscale"),
-        *("clock", "free", "memory", "free", "disk"),
+        *("paths", "ports", "clock", "free", "memory", "free", "disk"),
     ]
     assert head.split()[:4] == ["head", "10.0.0.1", "eth0", "3.11.7"]
-    assert "same" in head and "+0.250 s" in other
+    assert head.split()[9:12] == ["same", "free", "same"]
+    assert "+0.250 s" in other
     assert other.endswith("100.0 GiB")
+
+
+def test_the_table_names_paths_and_ports_of_a_node_that_are_wrong() -> None:
+    found = {"run.dir": None, "model.hf_checkpoint": "config.json 9"}
+    node = replace(OTHER, folders=found, taken_ports=(FixedPort(key="gateway.port", port=8000),), unreachable=("head",))
+    _, head, other = node_table([HEAD, node], FOLDERS)
+    assert "  run.dir, model.hf_checkpoint  gateway.port in use, unreachable  same  " in other
+    assert head.split()[9:11] == ["same", "free"]

@@ -25,6 +25,7 @@ from rlscale.config.rules import (
     asks_teachers,
     attention_groups,
     has_reward_engines,
+    needs_gateway,
     pipeline_stages,
     reward_engine_kind,
     uses_engines,
@@ -50,6 +51,8 @@ from rlscale.driver.preflight.run_paths import (
     check_unfinished_run,
 )
 from rlscale.driver.warmup import ORIGIN, warmup_config, warmup_is_used
+from rlscale.engines.launch import LOOPBACK
+from rlscale.engines.ports import port_fault
 from rlscale.engines.scripted.script import load_script
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.model_path import check_model_path
@@ -181,6 +184,20 @@ def check_sandbox(config: RunConfig) -> list[Problem]:
     return [Problem(path="sandbox.kind", rule=rule, value=value, fix=fix)]
 
 
+def check_gateway(config: RunConfig) -> list[Problem]:
+    """Problem of the address of the gateway, which starts on this machine."""
+    host, port = config.gateway.host or LOOPBACK, config.gateway.port
+    if not needs_gateway(config):
+        return []
+    if (fault := port_fault(host, 0)) is not None:
+        rule, fix = "be an address of this machine", "remove it, or write an address that `ip address` shows"
+        return [Problem(path="gateway.host", rule=rule, value=f"{host} ({fault})", fix=fix)]
+    if port is None or (fault := port_fault(host, port)) is None:
+        return []
+    rule, fix = f"be a free port of {host}", "choose another port, or remove it for a free one"
+    return [Problem(path="gateway.port", rule=rule, value=f"{port} ({fault})", fix=fix)]
+
+
 def check_warmup(config: RunConfig) -> list[Problem]:
     """Problems of the warm-up of `model.warmup_experiment`, if it has not run yet."""
     if not warmup_is_used(config):
@@ -220,6 +237,7 @@ CHECKS: tuple[Check, ...] = (
     check_script,
     check_buffer,
     check_sandbox,
+    check_gateway,
     check_cluster,
     check_warmup,
     check_hooks,

@@ -1,5 +1,6 @@
 """The list of all checks before Ray starts, and how it is combined with the problems of the config."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from rlscale.driver.preflight import (
     CHECKS,
     OF_WHOLE_CONFIGS,
     check_cluster,
+    check_gateway,
     check_run,
     check_script,
     check_sizes_on_cpu,
@@ -49,6 +51,21 @@ def test_the_quickstart_has_no_problem() -> None:
 def test_problems_of_the_config_and_of_its_files_are_one_list() -> None:
     wrong = ["optim.lrr=1", "batch.rollout_batch_size=7", "batch.global_batch_size=1024", "data.prompt_data=gone.jsonl"]
     assert paths(wrong) == ["optim.lrr", "batch.global_batch_size", "data.prompt_data"]
+
+
+def test_the_address_of_the_gateway_must_be_free() -> None:
+    gateway = {"gateway.enabled": True, "gateway.host": "127.0.0.1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (problem,) = check_gateway(config_with({**gateway, "gateway.port": port}))
+        assert check_gateway(config_with({**gateway, "gateway.enabled": False, "gateway.port": port})) == []
+    assert str(problem) == (
+        f"gateway.port must be a free port of 127.0.0.1, got {port} (Address already in use); choose another port, or "
+        "remove it for a free one"
+    )
+    assert check_gateway(config_with({**gateway, "gateway.port": port})) == check_gateway(config_with(gateway)) == []
+    (problem,) = check_gateway(config_with({**gateway, "gateway.host": "192.0.2.1"}))
+    assert "gateway.host must be an address of this machine, got 192.0.2.1 (Cannot assign" in str(problem)
 
 
 def test_a_path_has_one_problem() -> None:
