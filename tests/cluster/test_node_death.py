@@ -10,6 +10,8 @@ import pytest
 from rlscale.crashtest.namespaces import Node
 from rlscale.crashtest.ray_nodes import RayNodes
 from tests.cluster.conftest import NEEDS_NAMESPACES, TWO_NODES, ClusterRun
+from tests.integration.conftest import REWARDED
+from tests.integration.test_crash import run_crashtest
 
 pytestmark = NEEDS_NAMESPACES
 
@@ -151,3 +153,14 @@ def test_without_fault_tolerance_the_run_ends_and_names_the_node(run: ClusterRun
     victim.kill()
     assert process.wait(120) == 1, run.output
     assert f"its node {victim.name} ({victim.address}), id " in run.output
+
+
+@pytest.mark.nightly
+def test_three_kills_of_nodes_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
+    """benchmarks/results/crashtest_quickstart_nodes.md has the report of twenty."""
+    steps = ("data.num_rollout=40", REWARDED)
+    report = run_crashtest(tmp_path, cache, *TWO_NODES, *steps, num_kills=3, victims=("node",), num_nodes=2)
+    assert report["differences"] == []
+    assert report["sample_faults"] == []
+    assert [kill["victim"] for kill in report["outcome"]["kills"]] == ["node"] * 3
+    assert report["outcome"]["num_starts"] == 1, "the driver keeps running"

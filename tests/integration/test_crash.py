@@ -15,9 +15,15 @@ pytestmark = pytest.mark.own_ray
 
 
 def run_crashtest(
-    folder: Path, cache: Path, *overrides: str, num_kills: int, victims: tuple[str, ...] = ()
+    folder: Path, cache: Path, *overrides: str, num_kills: int, victims: tuple[str, ...] = (), num_nodes: int = 0
 ) -> dict[str, Any]:
+    """The report of a test that passed.
+
+    Args:
+        num_nodes: in namespaces, for kills of nodes. 0: this machine alone.
+    """
     options = ["--kills", str(num_kills), "--gap", "0", "1", "--seed", "1", "--folder", str(folder / "crash")]
+    options += ["--nodes", str(num_nodes)] if num_nodes else []
     options += ["--victims", *victims] if victims else []
     command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *overrides, *options]
     done = subprocess.run(
@@ -29,7 +35,8 @@ def run_crashtest(
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    report: dict[str, Any] = json.loads((folder / "crash" / "crashtest_quickstart.json").read_text())
+    name = "crashtest_quickstart_nodes" if num_nodes else "crashtest_quickstart"
+    report: dict[str, Any] = json.loads((folder / "crash" / f"{name}.json").read_text())
     assert report["passed"]
     assert len(report["outcome"]["kills"]) == num_kills
     return report
