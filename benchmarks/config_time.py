@@ -1,4 +1,4 @@
-"""Time of the configuration: `--cfg job`, `rlscale-plan` and a command with errors, compared with a bare Hydra app.
+"""Time of the configuration: `--cfg job`, `rlscale-plan` and commands with errors, compared with a bare Hydra app.
 
     python benchmarks/config_time.py [--repeats N]
 
@@ -20,6 +20,8 @@ from machine import machine, sentence
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S = 1.0
+CHECKS_LIMIT_S = 2.0
+"""Of a command whose packages, files and folders are checked, too."""
 
 HYDRA_APP = """
 import hydra
@@ -43,6 +45,27 @@ def main(config):
 main()
 """
 
+WITHOUT_PEFT = """
+import importlib.util, sys
+
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "peft" else find(name, package)
+
+from rlscale.cli.train import main
+
+main()
+"""
+"""The program of `rlscale-train` where peft is not installed."""
+
+FIVE_ERRORS: Mapping[str, str] = {
+    "train.lora.rank": "8",  # the package
+    "data.prompt_data": "gone.jsonl",  # the file
+    "run.dir": "app.py/run",  # the folder
+    "optim.lr": "fast",  # the value
+    "batch.global_batch_size": "7",  # the rule
+}
+FIVE = "rlscale-train with a wrong package, file, folder, value and rule"
+
 COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
     "rlscale-train --cfg job": (["-m", "rlscale.cli.train", "--cfg", "job"], 0),
     "rlscale-train experiment=qwen3_4b_grpo --cfg job": (
@@ -59,17 +82,30 @@ COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
         ["-m", "rlscale.cli.train", "algo.eps_clp=0.1", "optim.lr=fast", "batch.global_batch_size=7"],
         2,
     ),
+    FIVE: (
+        ["-c", WITHOUT_PEFT, "experiment=quickstart", *(f"{key}={value}" for key, value in FIVE_ERRORS.items())],
+        2,
+    ),
 }
 """Arguments of the interpreter and the expected exit code."""
 
 
 def run(arguments: Sequence[str], code: int, folder: Path) -> float:
-    """Runs one command and returns its seconds."""
+    """Runs one command and returns its seconds; one with five errors must report all of them."""
     began = time.perf_counter()
     done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, check=False)
     seconds = time.perf_counter() - began
     assert done.returncode == code, done.stderr.decode()
+    if WITHOUT_PEFT in arguments:
+        check_reported(done.stderr.decode())
     return seconds
+
+
+def check_reported(errors: str) -> None:
+    """Raises AssertionError unless exactly the keys of `FIVE_ERRORS` are reported."""
+    first, *others = errors.splitlines()
+    assert first == f"rlscale-train: {len(FIVE_ERRORS)} errors, nothing was started", errors
+    assert sorted(line.split()[0] for line in others) == sorted(FIVE_ERRORS), errors
 
 
 def heavy_modules(arguments: Sequence[str]) -> list[str]:
@@ -103,7 +139,8 @@ def main() -> None:
         lines.append(f"| `{title}` | " + " | ".join(numbers) + f" | {', '.join(heavy.get(title, [])) or 'none'} |")
     text = (
         f"# Time of the configuration\n\n{sentence(loads)} {repeats} interleaved runs, each in a new interpreter. "
-        f"Limit: {LIMIT_S:.1f} s. Made by `python benchmarks/config_time.py`.\n\n" + "\n".join(lines) + "\n"
+        f"Limit: {LIMIT_S:.1f} s; of the command with five errors {CHECKS_LIMIT_S:.1f} s. "
+        "Made by `python benchmarks/config_time.py`.\n\n" + "\n".join(lines) + "\n"
     )
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "config_time.md").write_text(text)
