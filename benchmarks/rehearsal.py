@@ -1,14 +1,19 @@
 """Rehearses every recipe of conf/experiment and writes the table benchmarks/results/rehearsal.md.
 
-    python benchmarks/rehearsal.py                   all recipes, one after the other
-    python benchmarks/rehearsal.py qwen3_4b_grpo     these only; the rows of the others stay
+    python benchmarks/rehearsal.py                   all recipes, one after the other; skips fresh rows
+    python benchmarks/rehearsal.py qwen3_4b_grpo     these only, fresh or not; the rows of the others stay
+    python benchmarks/rehearsal.py --fresh-h 0       all recipes; default: rows of the last 24 hours are fresh
 
 Each recipe runs in a separate process: `rlscale-train experiment=<recipe> on=rehearsal`. A recipe that waits for a
-later feature has the key it waits for instead of a verdict, and its uncut layout is checked without processes.
+later feature has the key it waits for instead of a verdict, and its uncut layout is checked without processes. A row is
+written as soon as its recipe ends, so that a call that was interrupted resumes. A recipe that fails has a row with the
+reason, which is never fresh, and the exit code is 1.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -30,23 +35,49 @@ from rlscale.rehearsal.layout_check import check_layout
 
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 1800
-COLUMNS = ("recipe", "layout", "cut", "processes", "peak memory", "seconds", "verdict")
+COLUMNS = ("recipe", "layout", "cut", "processes", "peak memory", "seconds", "date", "verdict")
+FAILED = "failed: "
 
 
 def main() -> None:
-    """Rehearses the recipes of the command line, or all."""
-    recipes = sys.argv[1:] or sorted(file.stem for file in (packaged_folder() / "experiment").glob("*.yaml"))
+    """Rehearses the recipes of the command line, or all whose rows are not fresh."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*")
+    parser.add_argument("--fresh-h", type=float, default=24.0)
+    args = parser.parse_args()
+    every = sorted(file.stem for file in (packaged_folder() / "experiment").glob("*.yaml"))
     file = RESULTS / "rehearsal.json"
     loads: list[float] = []
-    rows: dict[str, Any] = json.loads(file.read_text())["recipes"] if file.exists() else {}
-    for recipe in recipes:
-        rows[recipe] = rehearse(recipe)
+    found: dict[str, Any] = json.loads(file.read_text())["recipes"] if file.exists() else {}
+    rows = {recipe: row for recipe, row in found.items() if recipe in every}
+    for recipe in args.recipes or [each for each in every if not is_fresh(rows.get(each), args.fresh_h * 3600)]:
+        loads.append(os.getloadavg()[0])
+        rows[recipe] = {**try_rehearse(recipe), "at_s": time.time()}
         sys.stdout.write(f"{recipe}: {rows[recipe]}\n")
         sys.stdout.flush()
         rows = dict(sorted(rows.items()))
-        loads.append(os.getloadavg()[0])
         file.write_text(json.dumps({"machine": machine(), "recipes": rows}, indent=2) + "\n")
         (RESULTS / "rehearsal.md").write_text(render(sentence(loads), rows))
+    missing = [recipe for recipe in every if recipe not in rows]
+    failed = [recipe for recipe, row in rows.items() if row["verdict"].startswith(FAILED)]
+    sys.stdout.write(f"{len(rows)} of {len(every)} recipes; failed: {failed or 'none'}; missing: {missing or 'none'}\n")
+    sys.exit(1 if failed or missing else 0)
+
+
+def is_fresh(row: dict[str, Any] | None, max_age_s: float) -> bool:
+    """Whether a row need not be measured again: it is of the last `max_age_s`, and the recipe did not fail."""
+    return row is not None and not row["verdict"].startswith(FAILED) and time.time() - row.get("at_s", 0) < max_age_s
+
+
+def try_rehearse(recipe: str) -> dict[str, Any]:
+    """The row of a recipe, also of one that cannot be loaded: it must not hide the others."""
+    try:
+        return rehearse(recipe)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return {"layout": "-", "cut": [], "processes": "-", "peak_bytes": None, "seconds": None} | {
+            "verdict": f"{FAILED}{reason[:300]}"
+        }
 
 
 def rehearse(recipe: str) -> dict[str, Any]:
@@ -68,12 +99,16 @@ def rehearse(recipe: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         command = [sys.executable, "-m", "rlscale.cli.train", f"experiment={recipe}", "on=rehearsal"]
-        done = subprocess.run(
-            [*command, f"run.dir={folder}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
+        try:
+            done = subprocess.run(
+                [*command, f"run.dir={folder}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired:
+            return row | {"seconds": TIMEOUT_S, "verdict": f"{FAILED}did not end within {TIMEOUT_S} s"}
         row["seconds"] = round(time.monotonic() - began)
         if done.returncode:
-            return row | {"verdict": f"failed: {done.stderr.strip().splitlines()[-1]}"}
+            last = (done.stderr.strip() or "no message").splitlines()[-1]
+            return row | {"verdict": f"{FAILED}exit code {done.returncode}: {last}"}
         report = json.loads((Path(folder) / "rehearsal.json").read_text())
     return row | {"peak_bytes": report["peak_bytes"], "verdict": "trained two rollouts"}
 
@@ -97,7 +132,7 @@ def render(where: str, rows: dict[str, Any]) -> str:
         "# Rehearsal of every recipe",
         "",
         "`python benchmarks/rehearsal.py` runs `rlscale-train experiment=<recipe> on=rehearsal` for each recipe.",
-        "Peak memory is the sum of the anonymous memory of all processes. Date and load are those of the last call,",
+        "Peak memory: the sum of the anonymous memory of all processes. Versions and load are those of the last call,",
         "which may have rehearsed only some of the rows.",
         "",
         where,
@@ -108,7 +143,9 @@ def render(where: str, rows: dict[str, Any]) -> str:
     for recipe, row in rows.items():
         peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e9:.1f} GB"
         verdict = "; ".join([row["verdict"], *row.get("faults", [])])
-        cells = (recipe, row["layout"], "; ".join(row["cut"]) or "none", row["processes"], peak, row["seconds"] or "-")
+        day = datetime.date.fromtimestamp(row["at_s"]) if "at_s" in row else "-"
+        cut = "; ".join(row["cut"]) or "none"
+        cells = (recipe, row["layout"], cut, row["processes"], peak, row["seconds"] or "-", day)
         lines.append(f"| {' | '.join(map(str, cells))} | {verdict} |")
     return "\n".join(lines) + "\n"
 
