@@ -1,8 +1,10 @@
-"""Runs `rlscale-train` with the given overrides and records the times of its parts. Started by `startup.py`.
+"""Runs `rlscale-train` with the given overrides and records the times of its parts. Started by `startup.py` and
+`first_rollout.py`.
 
     STARTUP_BEGAN=<time.time() of the command> STARTUP_OUTPUT=spans.json python startup_probe.py +experiment=...
 
-Times are taken around the driver's own calls, so that the run is the one that users get.
+Times are taken around the driver's own calls, so that the run is the one that users get. `spans.cpu.json` has the CPU
+seconds of the command's process at the begin and the end of each part.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ from pathlib import Path
 
 BEGAN = float(os.environ["STARTUP_BEGAN"])
 SPANS: dict[str, tuple[float, float]] = {}
+CPU_SPANS: dict[str, tuple[float, float]] = {}
 
 CALLS = (
     ("start Ray", "rlscale.cluster.ray_session", "_start"),
@@ -27,6 +30,7 @@ CALLS = (
     ("first weight sync", "rlscale.cluster.ray_trainers", "RayTrainers.sync_weights"),
     ("first evaluation", "rlscale.evaluation.evaluator", "Evaluator.run"),
     ("first rollout", "rlscale.control.producer", "Producer.next"),
+    ("first request", "rlscale.engines.client.http_engine", "HttpEngine.generate"),
     ("first training step", "rlscale.cluster.ray_trainers", "RayTrainers.train"),
     # The names of the revision that `startup.py` compares with.
     ("start Ray", "rlscale.cluster.session", "_start"),
@@ -40,13 +44,16 @@ CALLS = (
 """Parts, each with the driver's function that it times. A function that a revision lacks is skipped."""
 
 
-def since() -> float:
-    return time.time() - BEGAN
+def since() -> tuple[float, float]:
+    """Seconds since the command, and CPU seconds of this process."""
+    return time.time() - BEGAN, time.process_time()
 
 
-def record(name: str, began: float) -> None:
-    SPANS.setdefault(name, (began, since()))
-    Path(os.environ["STARTUP_OUTPUT"]).write_text(json.dumps(SPANS))
+def record(name: str, began: tuple[float, float]) -> None:
+    output, ended = Path(os.environ["STARTUP_OUTPUT"]), since()
+    for found, i, file in ((SPANS, 0, output), (CPU_SPANS, 1, output.with_suffix(".cpu.json"))):
+        found.setdefault(name, (began[i], ended[i]))
+        file.write_text(json.dumps(found))
 
 
 def watch(name: str, module: str, path: str) -> None:
@@ -72,7 +79,7 @@ def watch(name: str, module: str, path: str) -> None:
     setattr(owner, attribute, call_async if inspect.iscoroutinefunction(original) else call)
 
 
-def import_driver(composed: float) -> None:
+def import_driver(composed: tuple[float, float]) -> None:
     """Imports the driver and watches its calls."""
     record("compose and check the config", composed)
     began = since()
@@ -90,7 +97,7 @@ def main() -> None:
     from rlscale.cli import train
     from rlscale.cli.app import main_train
 
-    record("start Python and the command", 0.0)
+    record("start Python and the command", (0.0, 0.0))
     composed = since()
 
     def make_job(config):

@@ -15,16 +15,24 @@ pytestmark = pytest.mark.own_ray
 
 
 def run_crashtest(
-    folder: Path, cache: Path, *overrides: str, num_kills: int, victims: tuple[str, ...] = (), num_nodes: int = 0
+    folder: Path,
+    cache: Path,
+    *overrides: str,
+    num_kills: int,
+    victims: tuple[str, ...] = (),
+    num_nodes: int = 0,
+    name: str | None = None,
 ) -> dict[str, Any]:
     """The report of a test that passed.
 
     Args:
         num_nodes: in namespaces, for kills of nodes. 0: this machine alone.
+        name: of the report's file. None: the default of the command.
     """
     options = ["--kills", str(num_kills), "--gap", "0", "1", "--seed", "1", "--folder", str(folder / "crash")]
     options += ["--nodes", str(num_nodes)] if num_nodes else []
     options += ["--victims", *victims] if victims else []
+    options += ["--name", name] if name is not None else []
     command = [sys.executable, "-m", "rlscale.cli.crashtest", "quickstart", *SMALL, *overrides, *options]
     done = subprocess.run(
         command,
@@ -35,7 +43,7 @@ def run_crashtest(
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    name = "crashtest_quickstart_nodes" if num_nodes else "crashtest_quickstart"
+    name = name or ("crashtest_quickstart_nodes" if num_nodes else "crashtest_quickstart")
     report: dict[str, Any] = json.loads((folder / "crash" / f"{name}.json").read_text())
     assert report["passed"]
     assert len(report["outcome"]["kills"]) == num_kills
@@ -91,7 +99,9 @@ def test_the_middleware_router_and_engines_behind_it_survive_twenty_kills(tmp_pa
     behind_it = ("router.use_middleware_router=true", "router.policy=consistent_hashing", "cluster.rollout_num_gpus=2")
     # Kills of the router and of engines repeat no steps, so that all of them must fit into the steps of one run.
     steps = ("data.num_rollout=600", "eval.interval=50", "checkpoint.save_interval=50")
-    report = run_crashtest(tmp_path, cache, *steps, *behind_it, REWARDED, num_kills=20, victims=("router", "engine"))
+    overrides, kinds = (*steps, *behind_it, REWARDED), ("router", "engine")
+    report = run_crashtest(tmp_path, cache, *overrides, num_kills=20, victims=kinds, name="crashtest_middleware_router")
+    assert (tmp_path / "crash" / "crashtest_middleware_router.md").read_text().startswith("# Crash test: passed")
     assert report["differences"] == []
     assert report["sample_faults"] == []
     assert [kill["victim"] for kill in report["outcome"]["kills"]].count("router") == 10

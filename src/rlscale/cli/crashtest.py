@@ -106,6 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed for the order and the times of the kills")
     add("--folder", type=Path, default=Path("runs/crashtest"), help="folder of the two runs; must be new or empty")
     add("--report", type=Path, default=None, help="folder of the report; default: --folder")
+    add("--name", default=None, help="name of the report's files; default: crashtest_ and the experiment")
     return parser
 
 
@@ -166,6 +167,8 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise ValueError(problem)
     if args.folder.exists() and any(args.folder.iterdir()):
         raise ValueError(f"--folder must be new or empty, got {args.folder}; remove it or choose another")
+    if args.name is not None and args.name != Path(args.name).name:
+        raise ValueError(f"--name must be a file name without a folder, got {args.name}; --report names the folder")
     if sys.platform != "linux":
         raise ValueError(f"rlscale-crashtest must run on Linux, got {sys.platform}")
     if args.nodes and (reason := reason_unavailable()) is not None:
@@ -269,7 +272,7 @@ def _judge(args: argparse.Namespace, stage: Stage, config: RunConfig, outcome: O
 
 
 def _report_name(args: argparse.Namespace) -> str:
-    return f"crashtest_{args.experiment}" + ("_nodes" if args.nodes else "")
+    return args.name or f"crashtest_{args.experiment}" + ("_nodes" if args.nodes else "")
 
 
 def _shown_options(args: argparse.Namespace) -> list[str]:

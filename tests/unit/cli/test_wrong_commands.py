@@ -307,6 +307,11 @@ CASES: list[tuple[str, str, str | None]] = [
         "--folder must be new or empty, got {full}; remove it or choose another",
         "crashtest quickstart --folder {folder}/new",
     ),
+    (
+        "crashtest quickstart --folder {folder}/new --name a/b",
+        "--name must be a file name without a folder, got a/b; --report names the folder",
+        "crashtest quickstart --folder {folder}/new --report {folder}/a --name b",
+    ),
 ]
 
 
