@@ -120,8 +120,8 @@ def main() -> None:
     if options.dry:
         return
     RESULTS.joinpath("first_rollout.md").write_text(
-        f"# From the command to the first request of the first rollout\n\n{sentence(loads)} Medians of {options.repeats} "
-        "runs with each file, in turn, of the quickstart with `debug.rollout_only=true`. Made by "
+        f"# From the command to the first request of the first rollout\n\n{sentence(loads)} Medians of "
+        f"{options.repeats} runs with each file, in turn, of the quickstart with `debug.rollout_only=true`. Made by "
         f"`python benchmarks/first_rollout.py`.\n\n{text}\n"
     )
     data = {"machine": machine(), "loads": loads, "runs": found}

@@ -76,6 +76,12 @@ def peak_kb() -> int:
     return int(line.split()[1])
 
 
+def bytes_read() -> int:
+    """Bytes that this process has read from files so far."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar"))
+    return int(line.split()[1])
+
+
 def probe(path: str) -> dict[str, Any]:
     """One case, in this process."""
     from rlscale.config import DataConfig, RolloutConfig
@@ -84,13 +90,14 @@ def probe(path: str) -> dict[str, Any]:
 
     tokenizer = character_tokenizer(512)
     tokenizer(["1"])
-    before = peak_kb()
+    before, num_read, cpu_s = peak_kb(), bytes_read(), time.process_time()
     config, rollout = DataConfig(prompt_data=path, label_key="label"), RolloutConfig(shuffle=True, max_prompt_len=32)
     began = time.perf_counter()
     source = FilePromptSource(config, rollout, tokenizer)
     opened = time.perf_counter()
     source.take(NUM_PROMPTS)
     taken = time.perf_counter()
+    used_s, num_bytes = time.process_time() - cpu_s, bytes_read() - num_read
     state, expected = source.state_dict(), source.take(NUM_PROMPTS)
     source.load_state_dict(state)
     assert source.take(NUM_PROMPTS) == expected
@@ -98,6 +105,8 @@ def probe(path: str) -> dict[str, Any]:
         "num_rows": len(source),
         "open_s": opened - began,
         "take_s": taken - opened,
+        "cpu_s": used_s,
+        "bytes_read": num_bytes,
         "growth_mb": (peak_kb() - before) / 1e3,
         "peak_mb": peak_kb() / 1e3,
         "num_dropped": sum(source.num_dropped.values()),
@@ -140,12 +149,12 @@ def main() -> None:
         f"{sentence([case['load'] for case in cases])} {NUM_PROMPTS} prompts, shuffled, character tokenizer. Memory is "
         "the peak of the process, and its growth by the files. Made by `python benchmarks/prompt_files.py`.",
         "",
-        "| files | GB | rows | open, s | first prompts, s | peak, MB | growth, MB |",
-        "|---|---|---|---|---|---|---|",
+        "| files | GB | rows | open, s | first prompts, s | both, CPU s | peak, MB | growth, MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {case['name']} | {case['gb']:.2f} | {case['num_rows']} | {case['open_s']:.2f} | {case['take_s']:.2f} "
-        f"| {case['peak_mb']:.0f} | {case['growth_mb']:.0f} |"
+        f"| {case['cpu_s']:.2f} | {case['peak_mb']:.0f} | {case['growth_mb']:.0f} |"
         for case in cases
     ]
     RESULTS.joinpath("prompt_files.md").write_text("\n".join(lines) + "\n")

@@ -29,6 +29,22 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_a_million_rows_are_read_once_in_little_processor_time(tmp_path: Path) -> None:
+    """Counted in bytes and processor time, which other work on the machine hardly changes: in all of the command,
+    `benchmarks/first_rollout.py` measures seconds.
+    """
+    from prompt_files import SHORT_ROWS, write_jsonl
+
+    file = tmp_path / "short.jsonl"
+    write_jsonl(file)
+    found = probe(file)
+    assert found["num_rows"] == SHORT_ROWS
+    # Once for the index, and a piece of the file for each of the checked and drawn rows.
+    assert file.stat().st_size <= found["bytes_read"] < 1.5 * file.stat().st_size
+    assert found["cpu_s"] < 5 / 2, "of the 5 s up to the first rollout"
+
+
+@pytest.mark.nightly
 def test_a_row_of_50_mb_is_dropped_in_little_memory(tmp_path: Path) -> None:
     from prompt_files import write_huge_row
 
