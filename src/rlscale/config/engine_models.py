@@ -31,9 +31,13 @@ _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "s
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
 _FORM = "write sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8}]}]"
 
+_NO_PD = (
+    "prefill and decode on separate servers are not supported yet: a run starts equal engines, without the ports and "
+    "the router by which such servers exchange the KV cache; use regular"
+)
 _REFUSED_TYPES = {
-    "prefill": "SGLang transfers the KV cache between such servers over RDMA and GPUs only; use regular",
-    "decode": "SGLang transfers the KV cache between such servers over RDMA and GPUs only; use regular",
+    "prefill": _NO_PD,
+    "decode": _NO_PD,
     "encoder": "media encoders on separate servers are not supported yet; use regular",
     "placeholder": "cluster.num_gpus_per_node and cluster.colocate place trainers and engines; remove the group",
 }
