@@ -42,7 +42,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(kw_only=True)
 class BufferKills:
-    """Kills of a service, and what was submitted and read meanwhile."""
+    """Kills of a service, and what was submitted and read between them."""
 
     num_planned: int
     recovered_s: list[float] = field(default_factory=list)  # from each kill to the next accepted trajectory

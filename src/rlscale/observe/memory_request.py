@@ -9,6 +9,7 @@ A thread polls the file, so that a process writes while it computes, or hangs.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -87,7 +88,11 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
 
 
 def report_process() -> dict[str, Any]:
-    """Memory of this process in bytes, and its Python objects by type, without what they refer to."""
+    """Memory of this process in bytes, and its Python objects by type, without what they refer to.
+
+    `allocated_bytes` are in use, `freed_bytes` are kept by glibc's allocator for later: resident memory that grows
+    while `allocated_bytes` does not is no leak. Absent with another C library.
+    """
     numbers: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for each in gc.get_objects():
@@ -97,11 +102,34 @@ def report_process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "resident_bytes": _resident_bytes(os.getpid()),
+        **_allocated_bytes(),
         "largest_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "objects": [
             {"type": name, "number": numbers[name], "bytes": size} for name, size in sizes.most_common(MAX_TYPES)
         ],
     }
+
+
+_MALLOC_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _MallocInfo(ctypes.Structure):
+    """Result of glibc's mallinfo2(3), over all heaps."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLOC_FIELDS)
+
+
+def _allocated_bytes() -> dict[str, int]:
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        return {}
+    mallinfo2.restype = _MallocInfo
+    found = mallinfo2()
+    # Blocks with mappings of their own are counted separately.
+    return {"allocated_bytes": found.uordblks + found.hblkhd, "freed_bytes": found.fordblks}
 
 
 def list_processes(root: int | None = None) -> list[dict[str, Any]]:

@@ -126,3 +126,16 @@ def test_steps_are_counted_as_they_are_written(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("\n")
     assert counter.read() == 3
+
+
+def test_snapshots_show_bytes_in_use(tmp_path: Path) -> None:
+    from soak import Soak, bytes_in_use, report, summarise
+
+    assert bytes_in_use(tmp_path) == {}
+    for stamp, used in (("20260101T000000", 5 * MB), ("20260102T000000", 7 * MB)):
+        content = json.dumps({"allocated_bytes": used, "freed_bytes": 2 * MB})
+        (tmp_path / f"memory_{stamp}_rank_0.json").write_text(content)
+    soak = Soak(folder=tmp_path, num_steps=10)
+    summary = summarise(soak, 1)
+    assert summary["bytes_in_use"] == {"trainer rank, in use": [5 * MB, 7 * MB], "trainer rank, kept": [2 * MB, 2 * MB]}
+    assert "Snapshots of the allocator: trainer rank, in use 5.0 -> 7.0 MB;" in report(soak, summary, 0.0)

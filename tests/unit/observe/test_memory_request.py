@@ -5,6 +5,8 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from rlscale.observe.memory_request import (
     MemoryWatcher,
     driver_snapshots,
@@ -78,3 +80,14 @@ def test_without_a_request_the_driver_writes_nothing(tmp_path: Path) -> None:
     with driver_snapshots(tmp_path / "request", tmp_path / "memory"):
         pass
     assert not (tmp_path / "memory").exists()
+
+
+def test_memory_in_use_is_told_from_freed_memory() -> None:
+    before = report_process()
+    block = bytearray(50_000_000)
+    during = report_process()
+    assert during["allocated_bytes"] - before["allocated_bytes"] == pytest.approx(len(block), rel=0.1)
+    del block
+    after = report_process()
+    assert after["allocated_bytes"] - before["allocated_bytes"] < 5_000_000
+    assert after["freed_bytes"] >= 0
