@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
+from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -59,6 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="address to listen on")
     add("--port", type=int, default=30000, help="port; 0 chooses a free one and logs it")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="data type of weights and KV cache")
+    add(
+        "--weight-precision",
+        choices=[str(each) for each in WeightPrecision],
+        default=None,
+        help="precision of linear layers, which are quantised at the start; default: --dtype",
+    )
     add("--device", default="cpu", help="torch device: auto, cpu, cuda, cuda:1, ...")
     add("--num-slots", type=int, default=64, help="number of sequences decoded at once per length class")
     add(
@@ -171,6 +178,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
             dtype=dtype,
             device=device,
             max_context_len=args.max_context_len,
+            precision=None if args.weight_precision is None else WeightPrecision(args.weight_precision),
         )
     except (KeyError, SafetensorError) as error:
         fix = f"{type(error).__name__}: {error}"
@@ -201,6 +209,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         "served_model_name": args.served_model_name or args.model_path,
         "model_type": config.raw["model_type"],
         "dtype": args.dtype,
+        "weight_precision": args.weight_precision,
         "device": kind,
         "compares_checksums": True,
         "weight_formats": receiver.formats,

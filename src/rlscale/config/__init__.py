@@ -37,7 +37,15 @@ from rlscale.config.groups.model import ModelBuild, ModelConfig
 from rlscale.config.groups.network import NetworkConfig
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
 from rlscale.config.groups.reward import RewardConfig, RewardType
-from rlscale.config.groups.rollout import EngineKind, PauseMode, RolloutConfig, UpdateMode, mixes_caches
+from rlscale.config.groups.rollout import (
+    EngineKind,
+    PauseMode,
+    RolloutConfig,
+    UpdateMode,
+    WeightPrecision,
+    mixes_caches,
+    samples_otherwise,
+)
 from rlscale.config.groups.router import RouterConfig, RouterPolicy
 from rlscale.config.groups.run import IdentityConfig
 from rlscale.config.groups.sampling import SamplingConfig, ScheduleName
@@ -123,6 +131,7 @@ __all__ = [
     "WandbConfig",
     "WandbMode",
     "WeightChannelName",
+    "WeightPrecision",
     "WsdDecayStyle",
     "changed_keys",
     "compares_policies",
@@ -135,6 +144,7 @@ __all__ = [
     "policy_loss_of",
     "prompt_paths",
     "prompts_name",
+    "samples_otherwise",
     "shares_prefixes",
     "to_dict",
     "to_yaml",

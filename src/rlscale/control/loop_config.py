@@ -10,7 +10,7 @@ from rlscale.config import (
     RunConfig,
     TrainBackendName,
     UpdateMode,
-    mixes_caches,
+    samples_otherwise,
     shares_prefixes,
     uses_critic,
 )
@@ -140,8 +140,8 @@ class LoopConfig:
     @property
     def logprob_diff_limit(self) -> float:
         """Mean |trainer - engine| logprob above which a run with `ci.enabled` fails."""
-        mixed = mixes_caches(self.run.rollout)
-        return diff_limit(self.run.debug.logprob_diff_warn, self.run.train.dtype, mixes_caches=mixed)
+        differs = samples_otherwise(self.run.rollout)
+        return diff_limit(self.run.debug.logprob_diff_warn, self.run.train.dtype, samples_otherwise=differs)
 
     @property
     def _has_megatron(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.architectures.low_precision import quantization_config
 from rlscale.cluster.elastic_engines import ElasticEngines
 from rlscale.cluster.ray_calls import find_dead_engine, watch_engines
 from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
@@ -265,6 +266,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
     Args:
         num_threads: cores it may use on a CPU.
     """
+    precision = config.rollout.weight_precision
     if config.rollout.engine == EngineKind.sglang:
         sglang = config.sglang
         own = {"mem_fraction_static": sglang.mem_fraction_static, "cuda_graph_bs_decode": sglang.cuda_graph_bs}
@@ -283,6 +285,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             returns_routes=config.algo.use_rollout_routing_replay,
             reads_images=config.data.multimodal_keys is not None,
             server_args={**own, **sglang.server_args},
+            quantization=None if precision is None else quantization_config(precision),
         )
     if config.rollout.engine == EngineKind.scripted:
         assert config.rollout.script_path is not None, "a rule requires it"
@@ -307,6 +310,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
         seed=config.rollout.seed,
         num_slots=config.rollout.num_slots,
         deterministic=config.rollout.deterministic,
+        weight_precision=precision,
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.ray_session import RaySession, ray_session
-from rlscale.config import RunConfig, learns_from_differences, mixes_caches, to_dict, to_yaml
+from rlscale.config import RunConfig, learns_from_differences, samples_otherwise, to_dict, to_yaml
 from rlscale.config.rules import overlaps
 from rlscale.control.ci_checks import check_metric
 from rlscale.control.loop_config import Progress
@@ -226,7 +226,9 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
         console=console,
         sinks=[metrics, *open_trackers(config.logging, tracked, report=console.message, warn=console.warning)],
         diff_limit=diff_limit(
-            config.debug.logprob_diff_warn, config.train.dtype, mixes_caches=mixes_caches(config.rollout)
+            config.debug.logprob_diff_warn,
+            config.train.dtype,
+            samples_otherwise=samples_otherwise(config.rollout),
         ),
         # Where a function changes the rewards that are trained, equal ones may become different.
         learns_from_differences=learns_from_differences(config.algo) and config.reward.post_process_path is None,

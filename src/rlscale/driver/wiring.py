@@ -291,4 +291,5 @@ def _build_channel_spec(prepared: PreparedRun, *, run_folder: Path) -> ChannelSp
         model_folder=Path(prepared.model_path),
         num_adapters=config.rollout.max_staleness + 1,
         pause_mode=config.rollout.pause_mode,
+        precision=config.rollout.weight_precision,
     )

@@ -15,6 +15,7 @@ class EmbeddedLaunch(EngineLaunch):
 
     num_slots: int
     deterministic: bool
+    weight_precision: str | None = None  # of linear layers; None: dtype
 
     def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         arguments: dict[str, Any] = {
@@ -29,7 +30,8 @@ class EmbeddedLaunch(EngineLaunch):
             "deterministic": self.deterministic,
             "parent_death": True,
         }
-        return arguments if self.max_context_len is None else arguments | {"max_context_len": self.max_context_len}
+        optional = {"max_context_len": self.max_context_len, "weight_precision": self.weight_precision}
+        return arguments | {name: value for name, value in optional.items() if value is not None}
 
     def command(self, place: ProcessPlace, log_folder: Path) -> list[str]:
         flags = [_flag(name.replace("_", "-"), value) for name, value in self.arguments(place).items()]

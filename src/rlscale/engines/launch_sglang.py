@@ -37,6 +37,9 @@ FEATURE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
 IMAGE_CACHE_MB = 256
 """Size of the cache of pixels, which do not depend on weights."""
 
+MODEL_OVERRIDES = "json_model_override_args"
+"""Argument with entries that replace those of the model's `config.json`."""
+
 REWARD_MODELS = "rlscale_reward_models"
 """The package next to `serve.py`."""
 
@@ -53,6 +56,8 @@ class SglangLaunch(EngineLaunch):
     shares_prefixes: bool = True
     reads_images: bool = False
     server_args: Mapping[str, Any] = field(default_factory=dict)  # set by the user, with SGLang's names
+    # `quantization_config` of the weights that a sync sends; None: those of the model.
+    quantization: Mapping[str, Any] | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -92,6 +97,11 @@ class SglangLaunch(EngineLaunch):
         if self.reads_images:
             # With it SGLang takes token ids as they are; otherwise it decodes them and encodes the text again.
             arguments["mm_preprocess_cache_size_mb"] = IMAGE_CACHE_MB
+        if self.quantization is not None:
+            # The files have other weights; the first weight sync, before any request, sends all of them.
+            arguments["load_format"] = "dummy"
+            overrides = {**json.loads(given.pop(MODEL_OVERRIDES, "{}")), "quantization_config": self.quantization}
+            arguments[MODEL_OVERRIDES] = json.dumps(overrides)
         if self.device == "cpu":
             arguments |= ON_CPU
         elif self.releases_memory:

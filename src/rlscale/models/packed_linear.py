@@ -23,6 +23,10 @@ class PackedLinear:
         self._packed: Tensor | None = None
         self._version = -1
 
+    @property
+    def input_width(self) -> int:
+        return self.weight.shape[1]
+
     def __call__(self, x: Tensor) -> Tensor:
         if not self._can_pack:
             return F.linear(x, self.weight, self.bias)

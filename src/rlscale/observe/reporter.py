@@ -180,13 +180,13 @@ class Observer:
         self._sink.close()
 
 
-def diff_limit(configured: float | None, dtype: str, *, mixes_caches: bool = False) -> float:
+def diff_limit(configured: float | None, dtype: str, *, samples_otherwise: bool = False) -> float:
     """`debug.logprob_diff_warn`, or the default limit of `dtype`.
 
     Args:
-        mixes_caches: tokens may use a KV cache of older weights, which the trainer cannot reproduce. They have no
-            default limit.
+        samples_otherwise: engines have low-precision weights, or tokens may use a KV cache of older weights, which the
+            trainer cannot reproduce. There is no default limit then.
     """
     if configured is not None:
         return configured
-    return float("inf") if mixes_caches else _DIFF_WARN[dtype]
+    return float("inf") if samples_otherwise else _DIFF_WARN[dtype]

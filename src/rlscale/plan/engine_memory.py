@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rlscale.architectures.architecture import Architecture, count_elements
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import Device, EngineKind, RunConfig
 from rlscale.config.rules import attention_groups, reward_engine_kind
 from rlscale.plan.batches import Lengths
+from rlscale.plan.engine_weights import WeightFormat
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 
 SGLANG_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -31,6 +32,7 @@ class EngineMemory:
     scratch: float  # logits of a decode step, copies of the weights
     cache_tokens: int  # capacity of the whole engine
     bytes_per_token: float  # of the cache, on each of the engine's GPUs, on average
+    precision: str | None = None  # of linear layers; None: the dtype of the trainer
 
     @property
     def total(self) -> float:
@@ -47,17 +49,16 @@ def engine_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardw
         lengths: of the requests.
         hardware: the engine runs on.
     """
-    # Weights and cache have the dtype of the trainer's computation.
-    dtype_bytes = DTYPE_BYTES[config.train.dtype]
+    weights = WeightFormat(dtype_bytes=DTYPE_BYTES[config.train.dtype], precision=config.rollout.weight_precision)
     if config.rollout.engine == EngineKind.embedded:
-        return _embedded(config, a, lengths, dtype_bytes)
+        return _embedded(config, a, lengths, weights)
     if config.rollout.engine == EngineKind.scripted:
         # It has no weights and no cache; every request fits.
         tokens = max(1, config.rollout.num_slots * lengths.sample)
         return EngineMemory(
             kind=EngineKind.scripted, gpus=1, weights=0, cache=0, scratch=0, cache_tokens=tokens, bytes_per_token=0
         )
-    return _sglang(config, a, dtype_bytes, hardware)
+    return _sglang(config, a, weights, hardware)
 
 
 def judge_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardware: Hardware) -> EngineMemory:
@@ -78,7 +79,7 @@ def judge_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardwa
         response = max(1, min(response, engine.max_context_len - lengths.prompt))
     as_rollout = replace(
         config,
-        rollout=replace(config.rollout, engine=EngineKind(str(reward_engine_kind(config)))),
+        rollout=replace(config.rollout, engine=EngineKind(str(reward_engine_kind(config))), weight_precision=None),
         cluster=replace(config.cluster, rollout_num_gpus_per_engine=engine.num_gpus_per_engine),
         sglang=replace(
             config.sglang, mem_fraction_static=arguments.get("mem_fraction_static"), server_args=dict(arguments)
@@ -87,28 +88,31 @@ def judge_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardwa
     return engine_memory(as_rollout, a, replace(lengths, response=response), hardware=hardware)
 
 
-def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, dtype_bytes: int) -> EngineMemory:
+def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, format_: WeightFormat) -> EngineMemory:
     """One decode batch with caches for the length of a request. Other lengths get a batch on demand."""
     # Caches grow in powers of two.
     length = max(MIN_CACHE_LEN, 1 << (lengths.sample - 1).bit_length())
     slots = max(1, min(config.rollout.num_slots, MAX_CACHED_TOKENS // length))
+    # The cache has the dtype of the trainer's computation.
+    dtype_bytes = format_.dtype_bytes
     per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes)
-    weights = a.parameters * dtype_bytes
     logits = slots * a.vocab_size * (dtype_bytes + 2 * 4)
     on_cpu = config.cluster.device != Device.cuda
     packed = (a.parameters + (a.vocab_size * a.hidden_size if a.tied else 0)) * dtype_bytes if on_cpu else 0
+    packed += format_.dense_bytes(a) if on_cpu else 0
     return EngineMemory(
         kind=EngineKind.embedded,
         gpus=1,
-        weights=weights,
+        weights=format_.model_bytes(a),
         cache=slots * length * per_token,
         scratch=logits + packed,
         cache_tokens=slots * length,
         bytes_per_token=per_token,
+        precision=format_.precision,
     )
 
 
-def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hardware) -> EngineMemory:
+def _sglang(config: RunConfig, a: Architecture, format_: WeightFormat, hardware: Hardware) -> EngineMemory:
     """SGLang fills its fraction of the memory: weights, and a cache in the remaining part.
 
     With data-parallel attention (`sglang.attn_dp_size`) the GPUs of an engine are so many groups. Each group holds all
@@ -119,9 +123,10 @@ def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hard
     groups = attention_groups(config)
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
-    attention = a.num_layers * count_elements(tuple(a.attention_shapes()))
-    weights = (a.parameters + (groups - 1) * attention) * dtype_bytes / gpus
-    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes, ranks=gpus // stages // groups) / stages / groups
+    weights = (format_.model_bytes(a) + (groups - 1) * format_.attention_bytes(a)) / gpus
+    # The cache has the dtype of the trainer's computation.
+    cached = a.cache_bytes_per_token(dtype_bytes=format_.dtype_bytes, ranks=gpus // stages // groups)
+    per_token = cached / stages / groups
     cache = max(0.0, fraction * hardware.memory_bytes - weights)
     given = arguments.get("max_total_tokens")
     limit = int(given) if given else SGLANG_CPU_TOKENS if device == "cpu" else None
@@ -136,4 +141,5 @@ def _sglang(config: RunConfig, a: Architecture, dtype_bytes: int, hardware: Hard
         scratch=0.0,
         cache_tokens=tokens,
         bytes_per_token=per_token,
+        precision=format_.precision,
     )

@@ -27,6 +27,7 @@ from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
+from rlscale.plan.engine_weights import WeightFormat
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, adapter_elements, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.host_memory import HostMemory, host_memories
@@ -339,7 +340,8 @@ def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
         # One message to each engine; the base goes through the weight channel, once.
         num_bytes = adapter_elements(a, lora.rank) * dtype_bytes
         return SyncTraffic(channel="adapters over HTTP", num_bytes=num_bytes, num_buckets=1)
-    num_bytes = a.parameters * dtype_bytes
+    weights = WeightFormat(dtype_bytes=dtype_bytes, precision=config.rollout.weight_precision)
+    num_bytes = weights.model_bytes(a)
     channel = config.train.weight_channel
     number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
     return SyncTraffic(channel=str(channel), num_bytes=num_bytes, num_buckets=number)

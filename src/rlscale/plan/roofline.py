@@ -108,7 +108,10 @@ def _generation(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     # Half of the response is in the cache on average.
     context = lengths.prompt + lengths.response / 2
     compute = num_running * a.forward_flops(tokens=1, context=context, logit_rows=1) / (engine.gpus * setting.flops)
-    weights = engine.weights * weight_fraction(a, num_running)
+    # The embedded engine dequantises its weights and reads those.
+    is_dense = engine.kind == EngineKind.embedded
+    weights = a.parameters * DTYPE_BYTES[setting.dtype] if is_dense else engine.weights
+    weights *= weight_fraction(a, num_running)
     memory = (weights + num_running * context * engine.bytes_per_token) / setting.hardware.memory_bandwidth
     return [
         StepPart(name="prefill", seconds=reading / (gpus * setting.flops), bound="compute"),

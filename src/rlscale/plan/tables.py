@@ -188,7 +188,8 @@ def _memory_of_engine(engine: EngineMemory, *, name: str, nodes: int, sample_len
     per = f"each of its {engine.gpus} GPUs" if engine.gpus > 1 else "its GPU"
     per += f" on {nodes} nodes" if nodes > 1 else ""
     table = _table(f"memory of {name} ({engine.kind}), on {per}", "part", "size")
-    table.add_row("weights", format_size(engine.weights))
+    kind = "weights" if engine.precision is None else f"weights, linear layers in {engine.precision}"
+    table.add_row(kind, format_size(engine.weights))
     table.add_row("KV cache", format_size(engine.cache))
     if engine.scratch:
         table.add_row("logits and copies of weights", format_size(engine.scratch))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlscale.config import WeightChannelName
+from rlscale.config import WeightChannelName, WeightPrecision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,3 +19,4 @@ class ChannelSpec:
     model_folder: Path  # configuration and tokenizer for full folders; need not exist
     num_adapters: int = 1  # versions that engines keep, with train.lora.sync=adapter
     pause_mode: str = "retract"  # treatment of running requests during an update
+    precision: WeightPrecision | None = None  # of linear layers as they are sent; None: as the trainer exports them

@@ -1,6 +1,7 @@
 """Builds the weight sync that the config selects."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rlscale.config import WeightChannelName
 from rlscale.weights.channel_spec import ChannelSpec
@@ -47,11 +48,17 @@ def make_channel(
             return CudaIpcTransport(bucket_bytes=spec.bucket_bytes)
         return ShmRingTransport(bucket_bytes=spec.bucket_bytes, timeout_s=spec.timeout_s)
 
+    folder_options: dict[str, Any] = {
+        "bucket_bytes": spec.bucket_bytes,
+        "model_folder": spec.model_folder,
+        "precision": spec.precision,
+    }
+
     def disk() -> Transport:
-        return DiskTransport(spec.folder, group=group, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
+        return DiskTransport(spec.folder, group=group, **folder_options)
 
     def delta() -> Transport:
-        return DeltaTransport(spec.folder, group=group, bucket_bytes=spec.bucket_bytes, model_folder=spec.model_folder)
+        return DeltaTransport(spec.folder, group=group, **folder_options)
 
     makers: dict[WeightChannelName, Callable[[], Transport]] = {
         WeightChannelName.process_group: process_group,
@@ -65,4 +72,5 @@ def make_channel(
         group=group,
         timeout_s=spec.timeout_s,
         pause_mode=spec.pause_mode,
+        precision=spec.precision,
     )

@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
+from rlscale.architectures.low_precision import quantization_config
+from rlscale.config import WeightPrecision
 from rlscale.errors import WeightSyncError
 from rlscale.models.safetensors_files import DTYPE_CODES, DTYPE_NAMES, map_tensors
 from rlscale.weight_types import WeightBucket
@@ -71,10 +73,21 @@ def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, st
     return written
 
 
-def finish_folder(folder: Path, written: TensorFiles, *, model_folder: Path | None) -> None:
-    """Completes a started folder and gives it its final name."""
+def finish_folder(
+    folder: Path, written: TensorFiles, *, model_folder: Path | None, precision: WeightPrecision | None = None
+) -> None:
+    """Completes a started folder and gives it its final name.
+
+    Args:
+        model_folder: with the configuration and tokenizer to copy.
+        precision: of the weights, which the configuration of the folder then declares.
+    """
     writing = _writing(folder)
     _copy_model_files(model_folder, writing)
+    config = writing / "config.json"
+    if precision is not None and config.is_file():
+        content = json.loads(config.read_text(encoding="utf-8"))
+        write_json(config, {**content, "quantization_config": quantization_config(precision)})
     write_json(writing / INDEX, {"metadata": {"total_size": written.num_bytes}, "weight_map": written.files})
     write_json(writing / CHECKSUMS, written.checksums)
     # Last: an engine that sees the folder sees all of it.

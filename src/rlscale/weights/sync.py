@@ -27,7 +27,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlscale.config import WeightPrecision
 from rlscale.errors import WeightSyncError
+from rlscale.models.quantized_weights import quantize_weights
 from rlscale.protocols import Engine
 from rlscale.types import EngineAddress, WeightVersion
 from rlscale.weight_types import WeightSyncReport
@@ -52,6 +54,7 @@ class WeightSync:
         group: this rank, and the ranks whose iterators give weights to `push`, each weight on one of them.
         timeout_s: of every single step, on both sides.
         pause_mode: treatment of running requests while the engines are paused.
+        precision: to which linear layers are quantised, before checksums are computed. None: sent as they are.
 
     Example:
         sync = WeightSync(transport, make_engine=..., group=SenderGroup(rank=0), timeout_s=60)
@@ -68,8 +71,9 @@ class WeightSync:
         group: SenderGroup,
         timeout_s: float,
         pause_mode: str = "retract",
+        precision: WeightPrecision | None = None,
     ) -> None:
-        self.transport = transport
+        self.transport, self._precision = transport, precision
         self._make_engine, self._group, self._pause_mode = make_engine, group, pause_mode
         self.rpc = EngineRpc(timeout_s=timeout_s)
         self._expected: SglangChecksums | None = None
@@ -127,7 +131,17 @@ class WeightSync:
             return
         self._disconnect()
         self.rpc.connect([self._make_engine(address) for address in engines])
+        self._check_precisions()
         self.transport.open(self.rpc)
+
+    def _check_precisions(self) -> None:
+        # SGLang does not report it; it refuses tensors that it does not know.
+        for engine, info in zip(self.rpc.engines, self.rpc.infos, strict=True):
+            if _compares_checksums(info) and info.get("weight_precision") != self._precision:
+                raise WeightSyncError(
+                    f"{engine.address.name} must hold weights in {self._precision or 'the dtype of the trainer'}, as "
+                    f"they are sent, got weight_precision={info.get('weight_precision')}"
+                )
 
     def _disconnect(self) -> None:
         self._connected = False
@@ -166,7 +180,8 @@ class WeightSync:
         try:
             if not self._group.is_sender:
                 return SendReport()
-            report = self.transport.send(self._with_checksums(weights), version)
+            sent = weights if self._precision is None else quantize_weights(weights, self._precision)
+            report = self.transport.send(self._with_checksums(sent), version)
             if self._expected is None:
                 return report
             return replace(report, sglang_checksums=self._expected.expected())

@@ -86,9 +86,9 @@ def test_the_dtype_sets_the_default_limit() -> None:
     assert diff_limit(0.3, "float32") == 0.3
 
 
-def test_caches_of_several_weight_versions_have_no_default_limit() -> None:
-    assert diff_limit(None, "float32", mixes_caches=True) == math.inf
-    assert diff_limit(0.3, "float32", mixes_caches=True) == 0.3
+def test_an_engine_that_samples_otherwise_has_no_default_limit() -> None:
+    assert diff_limit(None, "float32", samples_otherwise=True) == math.inf
+    assert diff_limit(0.3, "float32", samples_otherwise=True) == 0.3
 
 
 def test_caches_mix_if_requests_stay_in_place_during_an_update() -> None:

@@ -14,8 +14,8 @@ class DebugConfig(ConfigGroup):
 
     logprob_diff_warn: Annotated[float | None, Field(gt=0)] = None
     """Warn if the mean absolute difference between trainer and engine logprobs exceeds this. None: 1e-4 with
-    `train.dtype=float32`, 0.05 with `bfloat16`, and no warning if `rollout.pause_mode=in_place` mixes KV caches of
-    several weight versions.
+    `train.dtype=float32`, 0.05 with `bfloat16`, and no warning with `rollout.weight_precision` or if
+    `rollout.pause_mode=in_place` mixes KV caches of several weight versions.
     """
 
     # Rollout dumps and partial runs.

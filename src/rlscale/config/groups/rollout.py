@@ -37,6 +37,13 @@ class PauseMode(StrEnum):
     abort = "abort"
 
 
+class WeightPrecision(StrEnum):
+    """Precisions below 16 bits of the engines' weights."""
+
+    fp8 = "fp8"
+    int4 = "int4"
+
+
 @dataclass(kw_only=True)
 class RolloutConfig(ConfigGroup):
     """Generation of training samples."""
@@ -138,6 +145,13 @@ class RolloutConfig(ConfigGroup):
     num_slots: Annotated[int, Field(gt=0)] = 64
     """Maximum number of sequences decoded at once per length bucket. Only with `rollout.engine=embedded`."""
 
+    weight_precision: WeightPrecision | None = None
+    """Precision of the linear layers of the engines' weights, quantised by the trainer at each weight sync. `fp8`:
+    blocks of 128 x 128 with one scale (DeepSeek's format). `int4`: groups of 32 inputs with one scale
+    (compressed-tensors). The embedded engine dequantises them: the numbers of low precision without its speed. The
+    engine samples from another policy than is trained: set `algo.use_tis=true`. None: `train.dtype`.
+    """
+
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Timeout of one request, in seconds."""
 
@@ -163,6 +177,11 @@ class RolloutConfig(ConfigGroup):
     `.jsonl` file with rows such as `{"prompt": "12+30=", "answers": ["42"]}`. None: only allowed with other engines,
     where it has no effect.
     """
+
+
+def samples_otherwise(rollout: RolloutConfig) -> bool:
+    """Whether the engine's logprobs differ from the trainer's by more than rounding: other weights, or mixed caches."""
+    return rollout.weight_precision is not None or mixes_caches(rollout)
 
 
 def mixes_caches(rollout: RolloutConfig) -> bool:

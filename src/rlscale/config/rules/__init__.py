@@ -22,6 +22,7 @@ from rlscale.config.rules import (
     gateway,
     judge,
     library_args,
+    low_precision,
     megatron,
     model,
     network,
@@ -65,6 +66,7 @@ from rlscale.config.rules.conditions import (
     uses_sglang_router,
 )
 from rlscale.config.rules.gateway import needs_gateway
+from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
 from rlscale.config.rules.rule import IgnoredKey, Rule
 from rlscale.config.rules.sampling_params import warn_sampling_params
@@ -128,6 +130,7 @@ MODULES = (
     teacher,
     optim,
     weights,
+    low_precision,
     placement,
     engines,
     gateway,
@@ -158,6 +161,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     *engines.IGNORED,
     *gateway.IGNORED,
     *weights.IGNORED,
+    *low_precision.IGNORED,
     *training.IGNORED,
     *megatron.IGNORED,
     *model.IGNORED,
@@ -222,7 +226,8 @@ def find_warnings(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
         config: as given, before it is resolved.
         set_keys: keys that the command line or a YAML file sets to a value other than the default.
     """
-    return warn_algo(config) + warn_sampling_params(config) + warn_ignored(config, set_keys)
+    doubtful = warn_algo(config) + warn_sampling_params(config) + warn_low_precision(config)
+    return doubtful + warn_ignored(config, set_keys)
 
 
 def warn_ignored(config: RunConfig, set_keys: Iterable[str]) -> list[str]:

@@ -31,6 +31,7 @@ from rlscale.config.rules import (
     uses_engines,
     uses_sglang_router,
 )
+from rlscale.config.rules.low_precision import engine_reads_low_precision
 from rlscale.config.user_functions import check_hooks
 from rlscale.driver.preflight.agent_checks import check_agent
 from rlscale.driver.preflight.buffer_service import check_buffer
@@ -78,6 +79,8 @@ def check_sglang(config: RunConfig) -> list[Problem]:
         return []
     on_cpu = config.cluster.device == Device.cpu
     found = check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=on_cpu)
+    # The rule is repeated: before `cluster.device` was resolved it could be unknown.
+    found += engine_reads_low_precision(config) if generates else []
     return found + (check_sizes_on_cpu(config) if generates and on_cpu else [])
 
 

@@ -209,7 +209,8 @@ class HttpEngine:
     ) -> None:
         body = {
             "model_path": str(folder),
-            "load_format": load_format,
+            # Not the format that the server was started with, which may be `dummy`.
+            "load_format": load_format or "auto",
             "weight_version": str(version),
             "flush_cache": self._flush_on_update,
             "checksums": dict(checksums),

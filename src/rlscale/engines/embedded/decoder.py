@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.architectures.family import find_family
+from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.kv_cache import KvCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
@@ -22,6 +23,8 @@ from rlscale.engines.embedded.vision_tower import ImageInput, VisionTower, rotat
 from rlscale.models.decoder_config import USE_SGLANG, DecoderConfig, rotary_tables
 from rlscale.models.decoder_ops import attend_cached, attend_prompts, gated, rms_norm, split_heads
 from rlscale.models.packed_linear import PackedLinear
+from rlscale.models.quantized_linear import QuantizedLinear
+from rlscale.models.quantized_weights import QuantizedWeight
 
 
 class DenseMlp:
@@ -62,6 +65,7 @@ class Decoder:
 
     Args:
         num_positions: length of the longest cache.
+        precision: of the linear layers, whose live tensors are then quantised. None: `dtype`.
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
+        precision: WeightPrecision | None = None,
     ) -> None:
         self.config, self.architecture, self.dtype, self.device = config, config.architecture, dtype, device
+        self._precision = precision
         self.weights: dict[str, Tensor] = {}
         self.aliases: dict[str, str] = {}
         self._source = dict(weights)
@@ -282,16 +288,34 @@ class Decoder:
             [f"{prefix}experts.{i}.{part}_proj.weight" for part in ("gate", "up", "down")]
             for i in range(routing.num_experts)
         ]
+        router = self._load(f"{prefix}gate.weight")
+        if self._precision is not None:
+            quantized = [(self._quantize(gate), self._quantize(up), self._quantize(down)) for gate, up, down in parts]
+            return ExpertMlp.from_quantized(routing, router, quantized)
         experts = [(self._load(gate), self._load(up), self._load(down)) for gate, up, down in parts]
-        mlp = ExpertMlp(routing, self._load(f"{prefix}gate.weight"), experts)
+        mlp = ExpertMlp.from_dense(routing, router, experts)
         self.weights.update({f"{prefix}{name}": view for name, view in mlp.weights.items()})
         return mlp
 
     def _linear(self, names: list[str]) -> Projection:
         """Fuses the layers of these names, which read the same input, into one."""
-        weight = self._fuse([f"{n}.weight" for n in names])
-        linear = PackedLinear(weight, self._fuse_optional([f"{n}.bias" for n in names]))
+        weights, biases = [f"{n}.weight" for n in names], [f"{n}.bias" for n in names]
+        if self._precision is not None:
+            parts = [self._quantize(name) for name in weights]
+            heights = [part.shape[0] for part in parts]
+            return Projection(
+                QuantizedLinear(parts, self._fuse_optional(biases)), dict(zip(names, heights, strict=True))
+            )
+        linear = PackedLinear(self._fuse(weights), self._fuse_optional(biases))
         return Projection(linear, {name: int(self.weights[f"{name}.weight"].shape[0]) for name in names})
+
+    def _quantize(self, name: str) -> QuantizedWeight:
+        """Quantises a weight as a weight sync does; its tensors replace it in `weights`."""
+        assert self._precision is not None, "called only with a precision"
+        quantized = QuantizedWeight(name, self._load(name), self._precision)
+        del self.weights[name]
+        self.weights.update(quantized.tensors)
+        return quantized
 
     def _load(self, name: str) -> Tensor:
         if name not in self._source:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlscale.architectures.family import find_family
+from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.vision_tower import VisionTower
 from rlscale.models.batch_shapes import cache_length
@@ -53,12 +54,19 @@ def read_folder(model_path: str) -> tuple[Mapping[str, Any], Mapping[str, Tensor
 
 
 def load_decoder(
-    model_path: str, load_model: LoadModel, *, dtype: torch.dtype, device: torch.device, max_context_len: int | None
+    model_path: str,
+    load_model: LoadModel,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_context_len: int | None,
+    precision: WeightPrecision | None = None,
 ) -> tuple[Decoder, int]:
     """Loads the decoder of a model and its maximum context length.
 
     Args:
         load_model: loads models that are not a folder of safetensors files.
+        precision: of the linear layers, which are quantised here. None: `dtype`.
 
     Raises ValueError for a model that this engine does not support.
     """
@@ -69,7 +77,9 @@ def load_decoder(
         raise ValueError(
             f"max_context_len must be at most {config.max_positions}, the positions of {model_path}, got {limit}"
         )
-    decoder = Decoder(config, weights, dtype=dtype, device=device, num_positions=cache_length(limit))
+    decoder = Decoder(
+        config, weights, dtype=dtype, device=device, num_positions=cache_length(limit), precision=precision
+    )
     if find_family(config_json.get("model_type")).vision is not None:
         tower = VisionTower(config_json, weights, model_path=model_path, dtype=dtype, device=device)
         decoder.add_tower(tower)

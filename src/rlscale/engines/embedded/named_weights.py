@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from rlscale.algo.quantization import FP8
 from rlscale.engines.server.generate_request import BadRequest
 from rlscale.weight_types import WeightBucket
 
@@ -60,6 +61,10 @@ class NamedWeights:
             raise BadRequest("names", "be weights of this model", name)
         if list(target.shape) != list(shape):
             raise BadRequest("shapes", f"be {list(target.shape)} for {name}", shape)
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        sent = getattr(torch, dtype, None)
+        if not isinstance(sent, torch.dtype):
             raise BadRequest("dtypes", "be names of torch dtypes", dtype)
+        # A cast to or from FP8 would ignore the scales.
+        if FP8 in (sent, target.dtype) and sent != target.dtype:
+            raise BadRequest("dtypes", f"be {str(target.dtype).removeprefix('torch.')} for {name}", dtype)
         return target

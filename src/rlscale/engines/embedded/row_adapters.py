@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.models.packed_linear import PackedLinear
+from rlscale.models.quantized_linear import QuantizedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Projection:
         layers: names of the fused layers, with the output width of each.
     """
 
-    def __init__(self, linear: PackedLinear, layers: Mapping[str, int]) -> None:
+    def __init__(self, linear: PackedLinear | QuantizedLinear, layers: Mapping[str, int]) -> None:
         self.linear, self.layers = linear, layers
         self._first = next(iter(layers))
 
@@ -90,7 +91,7 @@ class Projection:
 
     @property
     def input_width(self) -> int:
-        return int(self.linear.weight.shape[1])
+        return self.linear.input_width
 
     def rows(self) -> Iterator[tuple[str, slice]]:
         """The output rows of each layer."""

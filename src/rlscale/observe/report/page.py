@@ -111,14 +111,15 @@ def _page_data(run: RunData) -> dict[str, Any]:
         "diff_limit": diff_limit(
             _get(config, "debug.logprob_diff_warn"), str(_get(config, "train.dtype") or "bfloat16")
         ),
-        "has_diff_limit": _get(config, "debug.logprob_diff_warn") is not None or not _mixes_caches(config),
+        "has_diff_limit": _get(config, "debug.logprob_diff_warn") is not None or not _samples_otherwise(config),
     }
 
 
-def _mixes_caches(config: Mapping[str, Any]) -> bool:
-    """`rlscale.config.mixes_caches` for a configuration read from YAML."""
+def _samples_otherwise(config: Mapping[str, Any]) -> bool:
+    """`rlscale.config.samples_otherwise` for a configuration read from YAML."""
     in_flight = bool(_get(config, "rollout.max_staleness")) and _get(config, "rollout.update_mode") == "in_flight"
-    return in_flight and _get(config, "rollout.pause_mode") == "in_place"
+    mixes_caches = in_flight and _get(config, "rollout.pause_mode") == "in_place"
+    return mixes_caches or _get(config, "rollout.weight_precision") is not None
 
 
 def _facts(run: RunData) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlscale.algo.checksum import Bytes, bytes_of
+from rlscale.config import WeightPrecision
 from rlscale.protocols import Engine
 from rlscale.types import WeightVersion
 from rlscale.weights.delta_files import DeltaIndex, DeltaWriter, base_path, delta_path, update_mirror
@@ -40,15 +41,23 @@ class DeltaTransport(Transport):
         group: this rank among the senders. A weight must come from the same sender each time.
         bucket_bytes: max bytes of one file of a full folder.
         model_folder: a Hugging Face folder whose configuration and tokenizer are copied next to the weights.
+        precision: of the weights as they arrive here; None: unquantised.
     """
 
     streams = False
 
     def __init__(
-        self, folder: Path, *, group: SenderGroup, bucket_bytes: int, model_folder: Path | None = None
+        self,
+        folder: Path,
+        *,
+        group: SenderGroup,
+        bucket_bytes: int,
+        model_folder: Path | None = None,
+        precision: WeightPrecision | None = None,
     ) -> None:
         self._folder, self._group = folder, group
         self._bucket_bytes, self._model_folder = bucket_bytes, model_folder
+        self._precision = precision
         self._rpc: EngineRpc | None = None
         self._sent: dict[str, Bytes] = {}
         self._index: DeltaIndex | None = None  # after the version that is sent now; the same on all senders but the id
@@ -86,7 +95,9 @@ class DeltaTransport(Transport):
         for report in reports:
             written.add(checksums=report.checksums, files=report.files, num_bytes=report.num_bytes)
         if not self._index.deltas:
-            finish_folder(base_path(self._folder, version), written, model_folder=self._model_folder)
+            finish_folder(
+                base_path(self._folder, version), written, model_folder=self._model_folder, precision=self._precision
+            )
         # The index last: an engine that reads it finds every file that it names.
         self._index.write(self._folder)
         _, others = self._rpc.split_by_format(LOAD_FORMAT)

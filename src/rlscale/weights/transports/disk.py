@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlscale.config import WeightPrecision
 from rlscale.types import WeightVersion
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.safetensors_folder import (
@@ -35,15 +36,23 @@ class DiskTransport(Transport):
         group: this rank among the senders.
         bucket_bytes: max bytes of one file (a larger tensor has its own file).
         model_folder: a Hugging Face folder whose configuration and tokenizer are copied next to the weights.
+        precision: of the weights as they arrive here; None: unquantised.
     """
 
     streams = False
 
     def __init__(
-        self, folder: Path, *, group: SenderGroup, bucket_bytes: int, model_folder: Path | None = None
+        self,
+        folder: Path,
+        *,
+        group: SenderGroup,
+        bucket_bytes: int,
+        model_folder: Path | None = None,
+        precision: WeightPrecision | None = None,
     ) -> None:
         self._folder, self._group = folder, group
         self._bucket_bytes, self._model_folder = bucket_bytes, model_folder
+        self._precision = precision
         self._newest: Path | None = None
 
     def open(self, rpc: EngineRpc) -> None:
@@ -74,7 +83,7 @@ class DiskTransport(Transport):
         folder, written = self._version_folder(version), TensorFiles()
         for report in reports:
             written.add(checksums=report.checksums, files=report.files, num_bytes=report.num_bytes)
-        finish_folder(folder, written, model_folder=self._model_folder)
+        finish_folder(folder, written, model_folder=self._model_folder, precision=self._precision)
         self._newest = folder
         return lambda engine: engine.update_from_disk(folder, version=version, checksums=written.checksums)
 

@@ -121,11 +121,14 @@ def test_the_warning_limit_is_that_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("overrides", "expected"), [((), False), (("debug.logprob_diff_warn=0.5",), True)])
-def test_a_run_that_mixes_caches_has_a_limit_only_if_one_is_set(
-    tmp_path: Path, overrides: tuple[str, ...], expected: bool
+@pytest.mark.parametrize(
+    "cause", [("rollout.max_staleness=1", "rollout.pause_mode=in_place"), ("rollout.weight_precision=fp8",)]
+)
+def test_a_run_whose_engine_samples_otherwise_has_a_limit_only_if_one_is_set(
+    tmp_path: Path, cause: tuple[str, ...], overrides: tuple[str, ...], expected: bool
 ) -> None:
     make_run(tmp_path, num_rollouts=1)
-    given = ["rollout.max_staleness=1", "rollout.pause_mode=in_place", *overrides]
+    given = ["rollout=embedded", *cause, *overrides]
     (tmp_path / "config.yaml").write_text(to_yaml(load_config(given)))
     assert parse_data(render(read_run(tmp_path, max_samples=10)))["has_diff_limit"] == expected
 

@@ -1,0 +1,103 @@
+"""Rules about `rollout.weight_precision`."""
+
+from __future__ import annotations
+
+from rlscale.architectures.family import find_family
+from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP
+from rlscale.config.errors import show
+from rlscale.config.groups.cluster import Device
+from rlscale.config.groups.rollout import EngineKind, WeightPrecision
+from rlscale.config.rules.conditions import resolve_decoupled_loss, uses_engines, uses_external_engines
+from rlscale.config.rules.model import architecture_field
+from rlscale.config.rules.rule import IgnoredKey, rule
+from rlscale.config.run_config import RunConfig
+from rlscale.errors import Problem
+
+KEY = "rollout.weight_precision"
+
+_REMOVE = "remove it"
+
+
+@rule
+def engine_reads_low_precision(config: RunConfig) -> list[Problem]:
+    """SGLang repacks INT4 weights for its kernels when it loads them, and has FP8 layers for GPUs and CPUs with AMX."""
+    precision, engine = config.rollout.weight_precision, config.rollout.engine
+    is_external = uses_external_engines(config)
+    if precision is None or not uses_engines(config) or not (is_external or engine == EngineKind.sglang):
+        return []
+    if precision == WeightPrecision.int4:
+        rule = f"be fp8 or null with rollout.engine={engine} (not supported yet: int4 weights in SGLang)"
+        fix = "set it to fp8; SGLang repacks int4 weights when it starts, so a weight sync cannot replace them"
+        return [_problem(precision, rule, fix)]
+    if is_external:
+        return []
+    if config.cluster.device == Device.cpu:
+        fix = "choose rollout=embedded; SGLang's FP8 layers need a GPU, or kernels for AMX that are not installed"
+        return [_problem(precision, "be null with rollout.engine=sglang and cluster.device=cpu", fix)]
+    if config.debug.rollout_only:
+        fix = "choose rollout=embedded, or remove it; SGLang gets such weights from a trainer alone"
+        return [_problem(precision, "be null with rollout.engine=sglang and debug.rollout_only", fix)]
+    return _sglang_problems(config, precision)
+
+
+def _sglang_problems(config: RunConfig, precision: WeightPrecision) -> list[Problem]:
+    family = find_family(architecture_field(config.model, "model_type"))
+    if family.vision is not None:
+        rule = f"be null with rollout.engine=sglang and model.model_type={family.name}"
+        return [_problem(precision, f"{rule} (not supported yet: low precision of models with images)", _REMOVE)]
+    ranks = config.cluster.rollout_num_gpus_per_engine // int(config.sglang.server_args.get("pp_size") or 1)
+    for name in ("intermediate_size", "moe_intermediate_size"):
+        width = architecture_field(config.model, name)
+        if width is not None and width % (ranks * FP8_BLOCK):
+            rule = f"be null where model.{name}={width} is no multiple of {ranks * FP8_BLOCK}: blocks of {FP8_BLOCK} "
+            rule += f"rows on each of {ranks} ranks of an SGLang engine"
+            return [_problem(precision, rule, _REMOVE)]
+    return []
+
+
+@rule
+def int4_groups_divide_the_inputs(config: RunConfig) -> list[Problem]:
+    """Every input width of a quantised layer is a multiple of the group size."""
+    precision = config.rollout.weight_precision
+    if precision != WeightPrecision.int4 or not uses_engines(config):
+        return []
+    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
+        width = architecture_field(config.model, name)
+        if width is not None and width % INT4_GROUP:
+            rule = f"be fp8 or null where model.{name}={width} is no multiple of {INT4_GROUP}, the size of a group"
+            return [_problem(precision, rule, "set it to fp8")]
+    return []
+
+
+@rule
+def true_on_policy_mode_excludes_low_precision(config: RunConfig) -> list[Problem]:
+    """The trainer computes with the weights that it trains, the engine with their quantised values."""
+    precision = config.rollout.weight_precision
+    if precision is None or not config.train.true_on_policy_mode:
+        return []
+    return [_problem(precision, "be null with train.true_on_policy_mode", _REMOVE)]
+
+
+def warn_low_precision(config: RunConfig) -> list[str]:
+    """A warning about tokens of quantised weights that the loss takes for those of the policy."""
+    precision, algo = config.rollout.weight_precision, config.algo
+    is_corrected = algo.use_tis or algo.use_rollout_logprobs or resolve_decoupled_loss(config)[0]
+    if precision is None or is_corrected or config.debug.rollout_only or not uses_engines(config):
+        return []
+    return [
+        f"{KEY}={precision}: the engine samples from the quantised weights, another policy than is trained, and "
+        "nothing corrects the difference (logprob_diff/*); set algo.use_tis=true"
+    ]
+
+
+def _problem(precision: WeightPrecision, rule: str, fix: str) -> Problem:
+    return Problem(path=KEY, rule=rule, value=show(precision), fix=fix)
+
+
+IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=(KEY,),
+        when=lambda config: not uses_engines(config) or config.rollout.engine == EngineKind.scripted,
+        why="the run has no engine with weights",
+    ),
+)

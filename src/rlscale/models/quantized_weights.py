@@ -1,0 +1,59 @@
+"""Low-precision weights as named tensors, for a weight sync and for engines. See `architectures/low_precision.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from rlscale.algo.quantization import dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
+from rlscale.architectures.low_precision import is_quantized
+from rlscale.config import WeightPrecision
+
+Named = tuple[str, Tensor]
+
+
+def quantize_weights(weights: Iterable[Named], precision: WeightPrecision) -> Iterator[Named]:
+    """Replaces each weight that is quantised by its tensors, in the order of the weights."""
+    for name, weight in weights:
+        if is_quantized(name):
+            yield from encode_weight(name, weight, precision).items()
+        else:
+            yield name, weight
+
+
+def encode_weight(name: str, weight_OI: Tensor, precision: WeightPrecision) -> dict[str, Tensor]:
+    """The tensors of one quantised weight by name: values, scales, and with int4 the shape.
+
+    Raises ValueError for a width that int4 groups do not divide; the message names the weight.
+    """
+    if precision == WeightPrecision.fp8:
+        values, scales = quantize_fp8(weight_OI)
+        return {name: values, f"{name}_scale_inv": scales}
+    try:
+        words, scales = quantize_int4(weight_OI)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    shape = torch.tensor(weight_OI.shape, dtype=torch.int64, device=weight_OI.device)
+    return {f"{name}_packed": words, f"{name}_scale": scales, f"{name}_shape": shape}
+
+
+class QuantizedWeight:
+    """One quantised weight of an engine: live tensors that a weight sync writes into."""
+
+    def __init__(self, name: str, weight_OI: Tensor, precision: WeightPrecision) -> None:
+        """`weight_OI` is quantised, and not kept."""
+        self.shape, self._dtype, self._precision = weight_OI.shape, weight_OI.dtype, precision
+        self.tensors = encode_weight(name, weight_OI, precision)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes with every write to a tensor."""
+        return tuple(tensor._version for tensor in self.tensors.values())
+
+    def dense(self) -> Tensor:
+        """The weight [O, I] in the dtype that it had."""
+        values, scales, *_ = self.tensors.values()
+        dequantize = dequantize_fp8 if self._precision == WeightPrecision.fp8 else dequantize_int4
+        return dequantize(values, scales, dtype=self._dtype)
