@@ -20,7 +20,16 @@ _NOT_NEEDED = re.compile(
     r"|no_proxy|WANDB_(MODE|DIR)|TOKENIZERS_PARALLELISM|LD_LIBRARY_PATH|HYDRA_FULL_ERROR|VLLM_\w+|MACHINE_RANK|WORLD_SIZE"
     r"|NCCL_NVLS_ENABLE|CUDA_DEVICE_MAX_CONNECTIONS|GLOO_SOCKET_IFNAME|TP_SOCKET_IFNAME|NCCL_SOCKET_IFNAME"
 )
+FAKE_QUANTIZATION = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
+"""Variable by which slime's patched Megatron-core rounds the weights of experts to INT4 in the forward pass."""
+
+_NO_FAKE_QUANTIZATION = (
+    "trains with weights rounded to INT4 by a patch of Megatron-core that rlscale does not have; here weights are "
+    "trained in train.dtype, and rollout.weight_precision quantises them for the engines alone"
+)
 _REASONS = {
+    "OPEN_TRAINING_INT4_GROUP_SIZE": "is the group size of the INT4 training that is not translated; groups of "
+    "rollout.weight_precision=int4 have 32 inputs",
     "CUDA_DEVICE_MAX_CONNECTIONS": "Megatron-core orders its kernels by it: set it to 1 with tensor or context "
     "parallelism on GPUs before Blackwell, e.g. train.env_vars.CUDA_DEVICE_MAX_CONNECTIONS=1",
     "NCCL_NVLS_ENABLE": "NCCL decides by itself whether NVLink can reduce",
@@ -59,6 +68,8 @@ def environment_findings(reading: Reading) -> Iterator[Finding]:
         elif re.search(r"\$\{?[A-Z]", value_of(text)):
             reason = "stands in single quotes, so the processes get the name of the variable instead of its value"
             finding = Finding(kind=Kind.wrong, subject=f"{name}={value_of(text)}", text=reason, source=source)
+        elif name == FAKE_QUANTIZATION and value_of(text) not in ("", "0"):
+            finding = Finding(kind=Kind.lost, subject=f"{name}={shown}", text=_NO_FAKE_QUANTIZATION, source=source)
         elif reason := _reason(name):
             finding = Finding(kind=Kind.environment, subject=f"{name}={shown}", text=reason, source=source)
         elif _NOT_NEEDED.fullmatch(name):

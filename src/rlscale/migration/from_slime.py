@@ -87,6 +87,17 @@ def _load(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
         draft.rename(argument, row)
 
 
+def _hf_checkpoint(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """The engines of slime load this folder, and a weight sync quantises as its weights are."""
+    draft.rename(argument, row)
+    name = posixpath.basename(_folder(argument))
+    if name.lower().endswith(("-fp8", "_fp8")):
+        draft.write("rollout.weight_precision", Setting(value="fp8"), f"the weights of {name} are in FP8")
+    elif name.lower().endswith(("-int4", "_int4")):
+        text = "is not what engines get: SGLang repacks INT4 weights when it loads them, so a sync cannot replace them"
+        draft.note(Kind.lost, name, text)
+
+
 def _ref_load(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     checkpoint = draft.given("--hf-checkpoint")
     name = "" if checkpoint is None else posixpath.basename(_folder(checkpoint))
@@ -226,6 +237,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
     {
         "unknown": _unknown,
         "load": _load,
+        "hf_checkpoint": _hf_checkpoint,
         "ref_load": _ref_load,
         "rollout_function": _rollout_function,
         "dynamic_filter": _dynamic_filter,

@@ -1,0 +1,66 @@
+"""Which layers are quantised, how large they are, and how a `config.json` declares them."""
+
+import pytest
+import torch
+
+from rlscale.architectures.low_precision import is_quantized, quantization_config, quantized_bytes
+from rlscale.config import WeightPrecision
+from rlscale.models.quantized_weights import encode_weight
+
+QUANTIZED = (
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.11.mlp.down_proj.weight",
+    "model.layers.3.mlp.experts.7.gate_proj.weight",
+    "model.layers.3.mlp.shared_experts.up_proj.weight",
+    "model.layers.3.self_attn.kv_a_proj_with_mqa.weight",
+    "model.language_model.layers.0.mlp.gate_up_proj.weight",
+)
+KEPT = (
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+    "model.norm.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.0.self_attn.q_proj.bias",
+    "model.layers.0.self_attn.q_norm.weight",
+    "model.layers.0.mlp.gate.weight",
+    "model.layers.0.mlp.gate.e_score_correction_bias",
+    "model.visual.blocks.0.mlp.gate_proj.weight",
+    "visual.blocks.0.attn.proj.weight",
+)
+
+
+def test_linear_layers_of_the_decoder_are_quantised() -> None:
+    assert all(map(is_quantized, QUANTIZED))
+    assert not any(map(is_quantized, KEPT))
+
+
+@pytest.mark.parametrize("precision", list(WeightPrecision))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(128, 128), (160, 96), (300, 416)])
+def test_sizes_are_those_of_the_tensors(precision: WeightPrecision, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    tensors = encode_weight("w", torch.randn(shape).to(dtype), precision)
+    expected = quantized_bytes(*shape, precision=precision, dtype_bytes=dtype.itemsize)
+    assert sum(tensor.nbytes for tensor in tensors.values()) == expected
+
+
+def test_names_and_shapes_are_those_of_the_formats() -> None:
+    def layout(precision: WeightPrecision) -> dict[str, tuple[torch.dtype, list[int]]]:
+        tensors = encode_weight("a.weight", torch.randn(256, 384).bfloat16(), precision)
+        return {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+
+    assert layout(WeightPrecision.fp8) == {
+        "a.weight": (torch.float8_e4m3fn, [256, 384]),
+        "a.weight_scale_inv": (torch.float32, [2, 3]),
+    }
+    assert layout(WeightPrecision.int4) == {
+        "a.weight_packed": (torch.int32, [256, 48]),
+        "a.weight_scale": (torch.bfloat16, [256, 12]),
+        "a.weight_shape": (torch.int64, [2]),
+    }
+    assert quantization_config("fp8")["weight_block_size"] == [128, 128]
+    assert quantization_config("int4")["config_groups"]["group_0"]["weights"]["group_size"] == 32
+
+
+def test_a_width_that_groups_do_not_divide_names_the_weight() -> None:
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj\.weight: .* multiple of 32, got 40"):
+        encode_weight("model.layers.0.mlp.up_proj.weight", torch.zeros(8, 40), WeightPrecision.int4)

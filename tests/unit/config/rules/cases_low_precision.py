@@ -1,0 +1,62 @@
+"""Cases of the rules about `rollout.weight_precision`; see `cases.CASES` for the columns."""
+
+from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, SGLANG, Values
+
+KEY = "rollout.weight_precision"
+FP8: Values = {KEY: "fp8"}
+INT4: Values = {KEY: "int4"}
+ON_GPUS: Values = {**SGLANG, "cluster.device": "cuda", "model.intermediate_size": 1024}
+EXTERNAL: Values = {"rollout.engine": "external", "rollout.external_engine_addrs": ["127.0.0.1:30000"]}
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **INT4},
+        f"{KEY} must be fp8 or null with rollout.engine=sglang (not supported yet: int4 weights in SGLang), got int4; "
+        "set it to fp8",
+        {**ON_GPUS, **FP8},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**EXTERNAL, **INT4},
+        f"{KEY} must be fp8 or null with rollout.engine=external",
+        {**EXTERNAL, **FP8},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, "cluster.device": "cpu"},
+        f"{KEY} must be null with rollout.engine=sglang and cluster.device=cpu, got fp8; choose rollout=embedded",
+        {**INT4, "cluster.device": "cpu"},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, "debug.rollout_only": True},
+        f"{KEY} must be null with rollout.engine=sglang and debug.rollout_only",
+        {**FP8, "debug.rollout_only": True},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, "model.model_type": "qwen3_vl"},
+        "(not supported yet: low precision of models with images)",
+        {**ON_GPUS, **FP8, "model.model_type": "qwen3"},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, GPUS_PER_ENGINE: 16},
+        f"{KEY} must be null where model.intermediate_size=1024 is no multiple of 2048: blocks of 128 rows on each of "
+        "16 ranks of an SGLang engine, got fp8",
+        {**ON_GPUS, **FP8, GPUS_PER_ENGINE: 8},
+    ),
+    (
+        "int4_groups_divide_the_inputs",
+        {**INT4, "model.intermediate_size": 400},
+        f"{KEY} must be fp8 or null where model.intermediate_size=400 is no multiple of 32, the size of a group",
+        {**FP8, "model.intermediate_size": 400},
+    ),
+    (
+        "true_on_policy_mode_excludes_low_precision",
+        {**FP8, "train.true_on_policy_mode": True},
+        f"{KEY} must be null with train.true_on_policy_mode, got fp8",
+        FP8,
+    ),
+]
