@@ -1,5 +1,6 @@
 """Commands, environments and arguments of engine servers."""
 
+import json
 import logging
 import os
 import sys
@@ -155,3 +156,17 @@ async def test_a_call_of_an_engine_has_the_limit_of_the_key() -> None:
         with pytest.raises(EngineError, match=r"engine 7 .*within 0\.3 s"):
             await client.generate([1, 2], SamplingParams(max_new_tokens=3))
         await client.close()
+
+
+def test_low_precision_is_declared_to_each_engine(tmp_path: Path) -> None:
+    assert "--weight-precision=int4" in launch_of("rollout.weight_precision=int4").command(PLACE, tmp_path)
+    assert not any("precision" in each for each in launch_of().command(PLACE, tmp_path))
+    overrides = """sglang.json_model_override_args='{"rope_theta": 5}'"""
+    launch = launch_of("rollout=sglang", "rollout.weight_precision=fp8", overrides, device="cuda")
+    arguments = launch.arguments(PLACE)
+    # The files are not in FP8: a sync sends all weights before the first request.
+    assert arguments["load_format"] == "dummy"
+    given = json.loads(arguments["json_model_override_args"])
+    assert given["rope_theta"] == 5
+    assert given["quantization_config"]["weight_block_size"] == [128, 128]
+    assert "load_format" not in launch_of("rollout=sglang", device="cuda").arguments(PLACE)

@@ -171,3 +171,11 @@ def test_the_result_is_written(tmp_path: Path) -> None:
     file = found.write(tmp_path)
     assert file == tmp_path / "experiment" / "mine.yaml" and file.read_text() == found.yaml
     assert (tmp_path / "mine.report.txt").read_text() == found.report()
+
+
+def test_low_precision_of_slime_is_translated_or_refused_by_name() -> None:
+    found = translate("slime/624b824/scripts/run-glm5.2-744B-A40B.sh", BASE_DIR="/root")
+    assert values(found)["rollout.weight_precision"] == "fp8"
+    found = translate("slime/624b824/scripts/low_precision/run-qwen3-30B-A3B-int4.sh")
+    assert {"OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "Qwen3-30B-A3B-INT4"} <= kinds(found, Kind.lost)
+    assert "rollout.weight_precision" not in values(found)

@@ -351,3 +351,22 @@ def test_constants_match_those_of_modules_that_import_torch() -> None:
     assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_CACHE_LEN, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
     assert ON_CPU["max_total_tokens"] == engine.SGLANG_CPU_TOKENS
+
+
+def test_low_precision_counts_in_the_engine_and_in_a_sync() -> None:
+    before = plan("rollout.weight_precision=null")
+    fp8, int4 = plan("rollout.weight_precision=fp8"), plan("rollout.weight_precision=int4", "rollout=embedded")
+    assert before.engine is not None and fp8.engine is not None and int4.engine is not None
+    assert before.sync is not None and fp8.sync is not None and int4.sync is not None
+    a = before.model
+    norms = a.num_layers * (2 * a.hidden_size + 2 * a.head_dim)  # Qwen3 also has norms of queries and keys
+    linear = a.parameters - a.root_parameters - norms
+    kept = 2 * (a.root_parameters + norms)
+    assert before.sync.num_bytes == 2 * linear + kept
+    # All widths of Qwen3-4B are multiples of 128.
+    assert fp8.sync.num_bytes == linear * (1 + 4 / 128**2) + kept
+    num_layers = 7 * a.num_layers
+    assert int4.sync.num_bytes == linear * (1 / 2 + 2 / 32) + 16 * num_layers + kept
+    assert fp8.engine.weights * before.sync.num_bytes == before.engine.weights * fp8.sync.num_bytes
+    assert fp8.engine.cache > before.engine.cache and fp8.engine.precision == "fp8"
+    assert int4.engine.weights == int4.sync.num_bytes

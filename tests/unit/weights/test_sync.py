@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlscale.config import WeightPrecision
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import Engine
 from rlscale.types import EngineAddress, WeightVersion
@@ -22,11 +23,22 @@ NAMES = ["a", "b", "c"]
 class RecordingEngine:
     """An engine that records the calls of a sync in a common list."""
 
-    def __init__(self, address: EngineAddress, calls: list[str], *, refuses: str = "", device: str = "") -> None:
+    def __init__(
+        self,
+        address: EngineAddress,
+        calls: list[str],
+        *,
+        refuses: str = "",
+        device: str = "",
+        precision: WeightPrecision | None = None,
+    ) -> None:
         self.address, self._calls, self._refuses, self._device, self._version = address, calls, refuses, device, 0
+        self._precision = precision
 
     async def info(self) -> dict[str, Any]:
-        own = {"device": self._device} if self._device else {"compares_checksums": True}
+        own = {"compares_checksums": True, "weight_precision": self._precision}
+        if self._device:
+            own = {"device": self._device}
         return {"weight_version": 0, **own}
 
     async def weight_version(self) -> WeightVersion:
@@ -60,14 +72,16 @@ class RecordingTransport(Transport):
 
     def __init__(self, calls: list[str], *, streams: bool, fails_after: int = 100) -> None:
         self._calls, self.streams, self._fails_after = calls, streams, fails_after
+        self.sent: list[str] = []
 
     def open(self, rpc: EngineRpc) -> None:
         self._calls.append("open")
 
     def send(self, weights: Weights, version: WeightVersion) -> SendReport:
-        for i, _ in enumerate(weights):
+        for i, (name, _) in enumerate(weights):
             if i == self._fails_after:
                 raise RuntimeError("no memory left")
+            self.sent.append(name)
         self._calls.append("send")
         return SendReport(num_buckets=1, num_bytes=12)
 
@@ -161,3 +175,29 @@ def test_other_ranks_only_gather() -> None:
     gathered: list[str] = []
     assert open_sync(calls, rank=1).push(weights(gathered), 3).num_bytes == 0
     assert gathered == NAMES and calls == []
+
+
+def open_low_precision(held: WeightPrecision | None, *, rank: int = 0) -> tuple[WeightSync, RecordingTransport]:
+    """A sync that sends FP8 to an engine that holds `held`."""
+    transport = RecordingTransport([], streams=True)
+    make_engine: Callable[[EngineAddress], Engine] = lambda a: RecordingEngine(a, [], precision=held)  # type: ignore[assignment, return-value]  # noqa: E731
+    group = SenderGroup(rank=rank)
+    return (
+        WeightSync(transport, make_engine=make_engine, group=group, timeout_s=20, precision=WeightPrecision.fp8),
+        transport,
+    )
+
+
+def test_linear_layers_are_quantised_before_they_are_sent() -> None:
+    sync, transport = open_low_precision(WeightPrecision.fp8)
+    sync.connect([ADDRESS])
+    linear = "model.layers.0.mlp.up_proj.weight"
+    sync.push(iter({"model.norm.weight": torch.ones(8), linear: torch.ones(8, 8)}.items()), 1)
+    assert transport.sent == ["model.norm.weight", linear, f"{linear}_scale_inv"]
+
+
+@pytest.mark.parametrize("held", [None, WeightPrecision.int4])
+def test_an_engine_of_another_precision_is_refused(held: WeightPrecision | None) -> None:
+    sync, _ = open_low_precision(held)
+    with pytest.raises(WeightSyncError, match=f"engine 0 must hold weights in fp8, .* got weight_precision={held}"):
+        sync.connect([ADDRESS])

@@ -16,6 +16,8 @@ from rlscale.errors import Problem
 KEY = "rollout.weight_precision"
 
 _REMOVE = "remove it"
+_OTHER_LAYOUTS = ("ep_size", "dp_size", "attn_dp_size", "enable_dp_attention", "moe_dense_tp_size")
+"""Arguments of SGLang with which the ranks of an engine do not divide the rows of every layer."""
 
 
 @rule
@@ -45,7 +47,10 @@ def _sglang_problems(config: RunConfig, precision: WeightPrecision) -> list[Prob
     if family.vision is not None:
         rule = f"be null with rollout.engine=sglang and model.model_type={family.name}"
         return [_problem(precision, f"{rule} (not supported yet: low precision of models with images)", _REMOVE)]
-    ranks = config.cluster.rollout_num_gpus_per_engine // int(config.sglang.server_args.get("pp_size") or 1)
+    given = config.sglang.server_args
+    if any(given.get(name) for name in _OTHER_LAYOUTS):
+        return []  # SGLang itself refuses widths that do not fit
+    ranks = config.cluster.rollout_num_gpus_per_engine // int(given.get("pp_size") or 1)
     for name in ("intermediate_size", "moe_intermediate_size"):
         width = architecture_field(config.model, name)
         if width is not None and width % (ranks * FP8_BLOCK):
