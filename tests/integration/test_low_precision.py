@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.conftest import REWARDED, Command
-from tests.waiting import wait_until
+from tests.integration.test_faults import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+PRECISIONS = ("fp8", "int4")
+"""Values of `rollout.weight_precision`, as engines name them."""
+
 FP8_BLOCK = 128
 """Rows and columns of a block with one scale."""
 

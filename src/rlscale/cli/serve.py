@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlscale.algo.checksum import checksum
+from rlscale.architectures.low_precision import PRECISIONS
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
-from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="data type of weights and KV cache")
     add(
         "--weight-precision",
-        choices=[str(each) for each in WeightPrecision],
+        choices=PRECISIONS,
         default=None,
         help="precision of linear layers, which are quantised at the start; default: --dtype",
     )
@@ -178,7 +178,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
             dtype=dtype,
             device=device,
             max_context_len=args.max_context_len,
-            precision=None if args.weight_precision is None else WeightPrecision(args.weight_precision),
+            precision=args.weight_precision,
         )
     except (KeyError, SafetensorError) as error:
         fix = f"{type(error).__name__}: {error}"

@@ -45,7 +45,9 @@ class QuantizedLinear:
     def _packed(self) -> PackedLinear:
         version = tuple(part.version for part in self._parts)
         if self._copy is None or self._version != version:
-            self._copy, self._version = PackedLinear(self._dense(), self.bias), version
+            # An inference tensor has no version, by which `PackedLinear` notices changes.
+            with torch.inference_mode(False):
+                self._copy, self._version = PackedLinear(self._dense(), self.bias), version
         return self._copy
 
     def _dense(self) -> Tensor:

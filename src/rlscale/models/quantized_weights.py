@@ -9,12 +9,11 @@ from torch import Tensor
 
 from rlscale.algo.quantization import dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
 from rlscale.architectures.low_precision import is_quantized
-from rlscale.config import WeightPrecision
 
 Named = tuple[str, Tensor]
 
 
-def quantize_weights(weights: Iterable[Named], precision: WeightPrecision) -> Iterator[Named]:
+def quantize_weights(weights: Iterable[Named], precision: str) -> Iterator[Named]:
     """Replaces each weight that is quantised by its tensors, in the order of the weights."""
     for name, weight in weights:
         if is_quantized(name):
@@ -23,12 +22,12 @@ def quantize_weights(weights: Iterable[Named], precision: WeightPrecision) -> It
             yield name, weight
 
 
-def encode_weight(name: str, weight_OI: Tensor, precision: WeightPrecision) -> dict[str, Tensor]:
+def encode_weight(name: str, weight_OI: Tensor, precision: str) -> dict[str, Tensor]:
     """The tensors of one quantised weight by name: values, scales, and with int4 the shape.
 
     Raises ValueError for a width that int4 groups do not divide; the message names the weight.
     """
-    if precision == WeightPrecision.fp8:
+    if precision == "fp8":
         values, scales = quantize_fp8(weight_OI)
         return {name: values, f"{name}_scale_inv": scales}
     try:
@@ -42,7 +41,7 @@ def encode_weight(name: str, weight_OI: Tensor, precision: WeightPrecision) -> d
 class QuantizedWeight:
     """One quantised weight of an engine: live tensors that a weight sync writes into."""
 
-    def __init__(self, name: str, weight_OI: Tensor, precision: WeightPrecision) -> None:
+    def __init__(self, name: str, weight_OI: Tensor, precision: str) -> None:
         """`weight_OI` is quantised, and not kept."""
         self.shape, self._dtype, self._precision = weight_OI.shape, weight_OI.dtype, precision
         self.tensors = encode_weight(name, weight_OI, precision)
@@ -55,5 +54,5 @@ class QuantizedWeight:
     def dense(self) -> Tensor:
         """The weight [O, I] in the dtype that it had."""
         values, scales, *_ = self.tensors.values()
-        dequantize = dequantize_fp8 if self._precision == WeightPrecision.fp8 else dequantize_int4
+        dequantize = dequantize_fp8 if self._precision == "fp8" else dequantize_int4
         return dequantize(values, scales, dtype=self._dtype)

@@ -138,6 +138,7 @@ def cpu_overrides(config: RunConfig, model: Path, config_json: Mapping[str, Any]
         "cluster.device": "cpu",
         "cluster.ray_address": None,
         "rollout.external": False,
+        "rollout.weight_precision": None,  # SGLang has no such layers on a CPU
         "reward.max_workers": min(config.reward.max_workers, 4),
     }
 

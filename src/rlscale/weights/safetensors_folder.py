@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlscale.algo.checksum import BLOCK_BYTES, Bytes, block_digest, bytes_of, digest_of
 from rlscale.architectures.low_precision import quantization_config
-from rlscale.config import WeightPrecision
 from rlscale.errors import WeightSyncError
 from rlscale.models.safetensors_files import DTYPE_CODES, DTYPE_NAMES, map_tensors
 from rlscale.weight_types import WeightBucket
@@ -74,7 +73,7 @@ def write_files(folder: Path, weights: Iterable[Named], *, bucket_bytes: int, st
 
 
 def finish_folder(
-    folder: Path, written: TensorFiles, *, model_folder: Path | None, precision: WeightPrecision | None = None
+    folder: Path, written: TensorFiles, *, model_folder: Path | None, precision: str | None = None
 ) -> None:
     """Completes a started folder and gives it its final name.
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlscale.architectures.low_precision import is_quantized, quantization_config, quantized_bytes
+from rlscale.architectures.low_precision import PRECISIONS, is_quantized, quantization_config, quantized_bytes
 from rlscale.config import WeightPrecision
 from rlscale.models.quantized_weights import encode_weight
 
@@ -27,6 +27,10 @@ KEPT = (
     "model.visual.blocks.0.mlp.gate_proj.weight",
     "visual.blocks.0.attn.proj.weight",
 )
+
+
+def test_engines_and_config_name_the_same_precisions() -> None:
+    assert list(PRECISIONS) == list(WeightPrecision)
 
 
 def test_linear_layers_of_the_decoder_are_quantised() -> None:

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.architectures.family import find_family
-from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.kv_cache import KvCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
@@ -76,7 +75,7 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
-        precision: WeightPrecision | None = None,
+        precision: str | None = None,
     ) -> None:
         self.config, self.architecture, self.dtype, self.device = config, config.architecture, dtype, device
         self._precision = precision

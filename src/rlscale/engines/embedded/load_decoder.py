@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from rlscale.architectures.family import find_family
-from rlscale.config import WeightPrecision
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.vision_tower import VisionTower
 from rlscale.models.batch_shapes import cache_length
@@ -60,7 +59,7 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     max_context_len: int | None,
-    precision: WeightPrecision | None = None,
+    precision: str | None = None,
 ) -> tuple[Decoder, int]:
     """Loads the decoder of a model and its maximum context length.
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlscale.algo.checksum import Bytes, bytes_of
-from rlscale.config import WeightPrecision
 from rlscale.protocols import Engine
 from rlscale.types import WeightVersion
 from rlscale.weights.delta_files import DeltaIndex, DeltaWriter, base_path, delta_path, update_mirror
@@ -53,7 +52,7 @@ class DeltaTransport(Transport):
         group: SenderGroup,
         bucket_bytes: int,
         model_folder: Path | None = None,
-        precision: WeightPrecision | None = None,
+        precision: str | None = None,
     ) -> None:
         self._folder, self._group = folder, group
         self._bucket_bytes, self._model_folder = bucket_bytes, model_folder

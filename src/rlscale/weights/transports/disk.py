@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlscale.config import WeightPrecision
 from rlscale.types import WeightVersion
 from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.safetensors_folder import (
@@ -48,7 +47,7 @@ class DiskTransport(Transport):
         group: SenderGroup,
         bucket_bytes: int,
         model_folder: Path | None = None,
-        precision: WeightPrecision | None = None,
+        precision: str | None = None,
     ) -> None:
         self._folder, self._group = folder, group
         self._bucket_bytes, self._model_folder = bucket_bytes, model_folder
