@@ -36,7 +36,7 @@ class RecordingEngine:
         self._precision = precision
 
     async def info(self) -> dict[str, Any]:
-        own = {"compares_checksums": True, "weight_precision": self._precision}
+        own: dict[str, Any] = {"compares_checksums": True, "weight_precision": self._precision}
         if self._device:
             own = {"device": self._device}
         return {"weight_version": 0, **own}
