@@ -28,8 +28,9 @@ from rlscale.agents.run_log import AgentLogs, TrajectoryLog
 from rlscale.agents.run_task import AgentFailed, AgentResult, AgentSession, AgentTask
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.protocols import EXHAUSTED_BUDGET, FAILED_CALL, AgentGateway, SessionAccess
+from rlscale.rollout.generate_call import TrajectoryFailed
 from rlscale.rollout.generate_session import GenerateSession
-from rlscale.rollout.user_generate import BLOCKED, ThreadSession, TrajectoryFailed, UserGenerate
+from rlscale.rollout.user_generate import BLOCKED, ThreadSession, UserGenerate
 from rlscale.trajectory import Trajectory
 from rlscale.types import Failure, FailureCause, SampleStatus
 

@@ -8,8 +8,8 @@ from typing import Any
 from rlscale.errors import EngineError, RenderError
 from rlscale.renderers.conversation_tree import ConversationTree
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer, ToolSpec
+from rlscale.rollout.generate_call import TrajectoryFailed
 from rlscale.rollout.generate_session import FULL, GenerateSession
-from rlscale.rollout.user_generate import TrajectoryFailed
 from rlscale.trajectory import Trajectory
 from rlscale.types import AGENT, Failure, FailureCause, Generation, SampleStatus
 

@@ -35,6 +35,7 @@ from rlscale.control.signals import (
 from rlscale.driver.engines import RunEngines
 from rlscale.driver.node_check import check_nodes
 from rlscale.driver.open_agent import open_agent
+from rlscale.driver.open_generate import Generators, open_generate
 from rlscale.driver.open_rewards import OpenRewards, open_rewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.trainer_spec import build_trainer_spec, starting_weights
@@ -54,7 +55,6 @@ from rlscale.observe.memory_request import REQUEST_FILE, driver_snapshots
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.rollout.group_generator import Generate
 from rlscale.types import EngineAddress
 
 
@@ -223,11 +223,14 @@ class Run:
                 engines.open_pool(addresses) as pool,
                 open_agent(self._prepared, pool, folder=self._folder.path) as agent,
             ):
-                with open_rewards(self._prepared, engines.judge) as rewards:
+                with (
+                    open_rewards(self._prepared, engines.judge) as rewards,
+                    open_generate(self._prepared, agent) as generators,
+                ):
                     if start.checkpoint is not None:
                         await trainers.load(start.checkpoint.folder)
                     recovery = None if pool is None else engines.build_recovery(trainers, pool)
-                    loop = self._build_loop(recovery or trainers, pool, rewards, start, agent=agent)
+                    loop = self._build_loop(recovery or trainers, pool, rewards, start, generators=generators)
                     restarters = [] if recovery is None or pool is None else engines.recovery_watchers(recovery, pool)
                     watchers = [*engines.judge_watchers(rewards, pool), *engines.gateway_watchers()]
                     async with watch_for_failures([*restarters, *watchers]):
@@ -255,17 +258,19 @@ class Run:
         rewards: OpenRewards | None,
         start: ResumePoint,
         *,
-        agent: Generate | None,
+        generators: Generators,
     ) -> TrainingLoop:
         prepared = self._prepared
         timelines = build_timelines(prepared)
         deps = LoopDeps(
-            source=build_source(prepared, pool, rewards, folder=self._folder.path, timelines=timelines, agent=agent),
+            source=build_source(
+                prepared, pool, rewards, folder=self._folder.path, timelines=timelines, generators=generators
+            ),
             trainers=trainers,
             store=self._store,
             observer=self._observer,
             evaluator=build_evaluator(
-                prepared, pool, rewards, trainers=trainers, files=self._observer.evaluations, agent=agent
+                prepared, pool, rewards, trainers=trainers, files=self._observer.evaluations, generators=generators
             ),
             pool=pool,
             stop=self._stop,
@@ -291,18 +296,26 @@ class Run:
             watch_for_failures(engines.gateway_watchers()),
             open_agent(self._prepared, pool, folder=self._folder.path) as agent,
         ):
-            with open_rewards(self._prepared, engines.judge) as rewards:
+            with (
+                open_rewards(self._prepared, engines.judge) as rewards,
+                open_generate(self._prepared, agent) as generators,
+            ):
                 assert pool is not None, "generation needs engines"
                 timelines = build_timelines(self._prepared)
                 source = build_source(
-                    self._prepared, pool, rewards, folder=self._folder.path, timelines=timelines, agent=agent
+                    self._prepared,
+                    pool,
+                    rewards,
+                    folder=self._folder.path,
+                    timelines=timelines,
+                    generators=generators,
                 )
                 for rollout_id in range(start.progress.next_rollout):
                     source.next_prompts(rollout_id)
                 deps = RolloutOnlyDeps(
                     source=source,
                     evaluator=build_evaluator(
-                        self._prepared, pool, rewards, files=self._observer.evaluations, agent=agent
+                        self._prepared, pool, rewards, files=self._observer.evaluations, generators=generators
                     ),
                     measured=self._prepared.measured,
                     observer=self._observer,

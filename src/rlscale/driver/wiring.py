@@ -13,6 +13,7 @@ from rlscale.control.loop_config import LoopConfig
 from rlscale.control.rollout_hooks import RolloutHooks
 from rlscale.driver.buffer_source import build_buffer_source
 from rlscale.driver.external_engines import are_local
+from rlscale.driver.open_generate import Generators
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.open_teachers import build_teachers
 from rlscale.driver.prepared_run import PreparedRun
@@ -31,10 +32,8 @@ from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
 from rlscale.rollout.group_filters import GroupFilters
-from rlscale.rollout.group_generator import Generate
 from rlscale.rollout.sft import labelled_group
 from rlscale.rollout.timeline import Timelines
-from rlscale.rollout.user_generate import UserGenerate
 from rlscale.rollout.user_rollout import UserRollout
 from rlscale.weights.channel_spec import ChannelSpec
 from rlscale.worker.rank import WorldSpec
@@ -64,13 +63,13 @@ def build_source(
     *,
     folder: Path,
     timelines: Timelines | None = None,
-    agent: Generate | None = None,
+    generators: Generators | None = None,
 ) -> RolloutSource:
     """Labels, saved rollouts, rollouts of the buffer service, or rollouts that the engines generate.
 
     Args:
         folder: of the run.
-        agent: generates trajectories; None: a function of the user does, or one request.
+        generators: generate trajectories; None: one request does.
     """
     given, config = prepared.sft or prepared.replay, prepared.config
     if given is not None:
@@ -91,7 +90,7 @@ def build_source(
         rewards=rewards.training,
         config=config,
         filters=_load_filters(prepared),
-        generate=_load_generate(prepared, agent=agent),
+        generate=None if generators is None else generators.find(),
     )
     source.set_teachers(build_teachers(config, vocab_size=prepared.vocab_size))
     return source
@@ -182,20 +181,6 @@ def _load_whole(prepared: PreparedRun, key: str) -> UserHook | None:
     return UserHook(key=key, function=function, timeout_s=config.rollout.function_timeout_s, timeout_key=timeout_key)
 
 
-def _load_generate(prepared: PreparedRun, own: str | None = None, *, agent: Generate | None = None) -> Generate | None:
-    """The generate function of the user, or the agent; None: there is none.
-
-    Args:
-        own: path of the function of an evaluation set; None: that of the run.
-    """
-    config = prepared.config
-    key, path = "sampling.custom_generate_function_path", own or config.sampling.custom_generate_function_path
-    if path is None:
-        return agent
-    function = load_plugin(key, path, args=_args(prepared), custom=config.custom)
-    return UserGenerate(function, timeout_s=config.sampling.generate_timeout_s)
-
-
 def build_evaluator(
     prepared: PreparedRun,
     pool: EnginePool | None,
@@ -203,14 +188,14 @@ def build_evaluator(
     *,
     trainers: Trainers | None = None,
     files: EvaluationFiles | None = None,
-    agent: Generate | None = None,
+    generators: Generators | None = None,
 ) -> Evaluator | UserEvaluator | None:
     """Evaluates `eval.prompt_data` or `eval.config`; None: the run has no evaluation sets.
 
     Args:
         trainers: measure the loss of labels, too. None: there are none.
         files: of the samples. None: they are not kept.
-        agent: as of `build_source`.
+        generators: as of `build_source`.
     """
     hook = _load_whole(prepared, "eval.function_path")
     if hook is not None and pool is not None and prepared.config.eval.interval is not None:
@@ -230,7 +215,7 @@ def build_evaluator(
         rewards=lambda each: rewards.of_set(each.name),
         config=config,
         held_out=held_out,
-        generate=lambda each: _load_generate(prepared, each.generate_path, agent=agent),
+        generate=lambda each: None if generators is None else generators.find(each.generate_path),
     )
     if files is not None:
         evaluator.keep_samples(files)

@@ -14,9 +14,9 @@ import aiohttp
 from rlscale.engines.client.http_connection import HttpConnection
 from rlscale.errors import EngineError
 from rlscale.gateway.admin_handlers import engines_to_json
-from rlscale.gateway.record_json import trajectory_from_json
 from rlscale.gateway.session_keys import new_session_id
 from rlscale.gateway.session_spec import SessionSpec
+from rlscale.rollout.record_json import trajectory_from_json
 from rlscale.trajectory import Trajectory
 from rlscale.types import EngineAddress, SamplingParams
 
@@ -75,6 +75,10 @@ class GatewayClient:
         self.is_paused = False  # by this client; a gateway that restarts must begin paused then
         # Functions of users run in another thread, with another event loop.
         self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, HttpConnection] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For a generate function in another process, which has its own connections.
+        return _restore_client, (self._address, self._timeout_s, self._max_context_len)
 
     async def open_session(
         self,
@@ -167,3 +171,7 @@ class GatewayClient:
                 if not isinstance(error.__cause__, aiohttp.ClientConnectorError) or time.monotonic() > end_s:
                     raise
             await asyncio.sleep(POLL_S)
+
+
+def _restore_client(address: EngineAddress, timeout_s: float, max_context_len: int | None) -> GatewayClient:
+    return GatewayClient(address, timeout_s=timeout_s, max_context_len=max_context_len)

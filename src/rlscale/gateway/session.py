@@ -22,19 +22,19 @@ from rlscale.errors import EngineError
 from rlscale.gateway.apis.chat_answer import ChatAnswer, Choice, shown_answer
 from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.codec import Codec
-from rlscale.gateway.record_json import (
-    array_from_json,
-    array_to_json,
-    generation_from_json,
-    generation_to_json,
-    trajectory_to_json,
-)
 from rlscale.gateway.sampling_policy import call_seed, ids_digest, ignored_parameters, run_params
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
 from rlscale.protocols import FAILED_CALL
 from rlscale.renderers.conversation_tree import ConversationTree, PreparedRequest
 from rlscale.renderers.renderer import Message, ParsedAnswer
+from rlscale.rollout.record_json import (
+    array_from_json,
+    array_to_json,
+    generation_from_json,
+    generation_to_json,
+    trajectory_to_json,
+)
 from rlscale.types import Generation, SampleStatus, SamplingParams
 
 log = logging.getLogger(__name__)

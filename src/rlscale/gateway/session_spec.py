@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlscale.errors import EngineError
-from rlscale.gateway.record_json import (
+from rlscale.gateway.session_keys import ID_PATTERN
+from rlscale.rollout.record_json import (
     params_from_json,
     params_to_json,
     prompt_from_json,
     prompt_to_json,
 )
-from rlscale.gateway.session_keys import ID_PATTERN
 from rlscale.trajectory import Trajectory
 from rlscale.types import Prompt, SamplingParams
 

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,6 +25,9 @@ Reply: TypeAlias = dict[str, Any] | GradingError
 
 _SUSPECTS_SHIFT = 5
 """Calls that were in a lost process run 2^5 times fewer at once: 1024, 32, 1."""
+
+ALONE = 30
+"""Tier of a call that has a process of its own."""
 
 _POLL_S = 0.25
 _EXIT_GRACE_S = 0.5
@@ -38,6 +41,8 @@ class PoolLimits:
     """Limits of the processes of user code."""
 
     max_workers: int = 4  # processes of plain functions
+    max_async_workers: int = 1  # processes of coroutines
+    max_suspect_workers: int = 1  # further ones, for coroutines that were in a lost process
     max_concurrency: int = 1024  # calls at once of coroutines
     timeout_s: float = 600.0  # of one call
     cancel_grace_s: float = 5.0  # for the reply of an event loop of which a call is cancelled
@@ -58,6 +63,7 @@ class CallPool:
     Args:
         program: of the processes.
         spec: what each process loads; it may be replaced, for processes that start later.
+        on_message: called with each message that is no reply; None: the program sends none.
 
     Example:
         pool = CallPool(ChildProgram(...), ToolSpecs(...), PoolLimits())
@@ -65,8 +71,16 @@ class CallPool:
         pool.close(wait=True)
     """
 
-    def __init__(self, program: ChildProgram, spec: Any, limits: PoolLimits) -> None:
+    def __init__(
+        self,
+        program: ChildProgram,
+        spec: Any,
+        limits: PoolLimits,
+        *,
+        on_message: Callable[[CallProcess, dict[str, Any]], None] | None = None,
+    ) -> None:
         self._program, self.spec, self._limits = program, spec, limits
+        self._on_message = on_message
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[int, deque[_Call]] = {}  # by tier
         self._calls: dict[int, _Call] = {}  # in a process
@@ -75,17 +89,31 @@ class CallPool:
         self._numbers = itertools.count()
         self._is_async, self._num_failed_starts = False, 0
 
-    async def call(self, payload: Any) -> Reply:
-        """The reply of one call, or why there is none."""
+    async def call(self, payload: Any, *, is_suspect: bool = False) -> Reply:
+        """The reply of one call, or why there is none. A coroutine in a process is cancelled with its caller.
+
+        Args:
+            is_suspect: the call gets a process of its own.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self.close(wait=False)  # the processes of an event loop that has ended
             self._loop = loop
             self._spawn(self._poll())
         call = _Call(number=next(self._numbers), payload=payload, future=loop.create_future())
+        call.tier = ALONE if is_suspect else 0
         self._enqueue(call)
         self._dispatch()
-        return await call.future
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._abandon(call)
+            raise
+
+    @property
+    def processes(self) -> list[CallProcess]:
+        """The processes that run now."""
+        return list(self._processes)
 
     def broadcast(self, kind: str, *arguments: Any) -> None:
         """Sends a message that is no call to all processes."""
@@ -131,22 +159,35 @@ class CallPool:
                 self._send(process, queue.popleft())
 
     def _find_process(self, tier: int) -> CallProcess | None:
-        limit = max(1, self._limits.max_concurrency >> _SUSPECTS_SHIFT * tier) if self._is_async else 1
-        for process in self._processes:
-            fits = not process.calls or (process.tier == tier and len(process.calls) < limit)
-            if process.is_ready and fits:
-                return process
-        return None
+        limit = max(1, self._limits.max_concurrency >> min(ALONE, _SUSPECTS_SHIFT * tier)) if self._is_async else 1
+        usable = [
+            process
+            for process in self._processes
+            if process.is_ready
+            and not process.is_draining
+            and (not process.calls or (process.tier == tier and len(process.calls) < limit))
+        ]
+        found = min(usable, key=lambda process: len(process.calls), default=None)
+        if found is not None and found.calls and not tier and self._has_room(tier):
+            self._start_processes(tier, 1)
+        return found
+
+    def _has_room(self, tier: int) -> bool:
+        """Whether a further process may start."""
+        processes = [process for process in self._processes if not process.is_draining]
+        if not self._is_async:
+            # The first process reports whether calls are coroutines.
+            return len(processes) < (self._limits.max_workers if any(each.is_ready for each in processes) else 1)
+        # Async calls share event loops; suspects get further ones.
+        most = self._limits.max_async_workers
+        is_any_suspect = tier > 0 or any(process.tier for process in processes)
+        return len(processes) < most + (self._limits.max_suspect_workers if is_any_suspect else 0)
 
     def _start_processes(self, tier: int, num_calls: int) -> None:
         num_starting = sum(not process.is_ready for process in self._processes)
-        if not self._is_async:
-            # The first process reports whether calls are coroutines.
-            most = self._limits.max_workers if num_starting < len(self._processes) else 1
-        else:
-            # Async calls share one event loop; suspects get further ones.
-            most = 1 if tier == 0 and not any(process.tier for process in self._processes) else 2
-        for _ in range(min(most - len(self._processes), num_calls - num_starting)):
+        for _ in range(num_calls - num_starting):
+            if not self._has_room(tier):
+                break
             process = CallProcess(self._program, self.spec, on_message=self._receive, on_end=self._replace)
             self._processes.append(process)
             start_s = self._limits.timeout_s + _START_EXTRA_S
@@ -175,7 +216,14 @@ class CallPool:
             process.is_async = self._is_async = bool(message["is_async"])
             self._dispatch()
             return
+        if "id" not in message and self._on_message is not None:
+            self._on_message(process, message)
+            return
         process.calls.discard(message["id"])
+        if message.get("timed_out") and self._program.drains:
+            process.is_draining = True
+        if process.is_draining and not process.calls:
+            self._lose(process, GradingError(cause="its process was replaced"))
         call = self._calls.pop(message["id"], None)
         if call is not None:
             self._finish(call, self._late_error(message["place"]) if message.get("timed_out") else message)
@@ -190,6 +238,14 @@ class CallPool:
             call.timer.cancel()
         if not call.future.done():
             call.future.set_result(reply)
+
+    def _abandon(self, call: _Call) -> None:
+        """Ends a call for which no one waits. A plain one runs on: its process would be lost with it."""
+        for process in self._processes:
+            if call.number in process.calls and process.is_async:
+                if call.timer is not None:
+                    call.timer.cancel()
+                self._time_out(process, call)
 
     def _time_out(self, process: CallProcess, call: _Call) -> None:
         if not process.is_async:

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rlscale.rewards.code_place import describe_exception, find_place
 from rlscale.rewards.message_frames import pack_frame, read_frame, receive_frame
@@ -70,6 +70,15 @@ class CallHandler(Protocol):
         ...
 
 
+@runtime_checkable
+class SendingHandler(Protocol):
+    """A `CallHandler` whose calls send messages to the run; its calls are coroutines."""
+
+    def connect(self, send: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
+        """Gets the function that sends JSON values, in the event loop of the calls."""
+        ...
+
+
 def serve_calls(channel: int, crash_file: int, parent: int, load: Callable[[Any], CallHandler]) -> None:
     """Serves until the run closes the channel.
 
@@ -106,6 +115,8 @@ class CallServer:
         self._output = StandardOutput()
         self._send_lock = asyncio.Lock()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        if isinstance(handler, SendingHandler):
+            handler.connect(self._send)
 
     def serve(self) -> None:
         """Serves until the end of the channel."""

@@ -12,23 +12,21 @@ others start again in another thread; its own further attempts have a thread eac
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from inspect import isawaitable, iscoroutinefunction
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from rlscale.errors import EngineError, SandboxError, WeightSyncError
-from rlscale.plugins.daemon_call import call_in_daemon, exit_fork
-from rlscale.plugins.user_hook import code_place, is_finite, shown
+from rlscale.errors import WeightSyncError
 from rlscale.rewards import JudgeClient
 from rlscale.rewards.judge_client import JudgeError
-from rlscale.rollout.generate_session import FULL, GenerateSession
+from rlscale.rollout.generate_call import UserFunction, call_generate, describe_failure
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.rollout.limited_session import LimitedSession
 from rlscale.rollout.loop_thread import LoopThread
 from rlscale.trajectory import Trajectory
-from rlscale.types import Failure, FailureCause, Generation, SampleStatus, SamplingParams, WeightVersion
+from rlscale.types import Failure, FailureCause, Generation, SamplingParams, WeightVersion
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,16 +36,6 @@ _TASK = "generate of trajectory "
 
 BLOCKED = Failure(cause=FailureCause.controller, message="another trajectory blocks the event loop")
 """Result of an attempt that does not count."""
-
-UserFunction = Callable[[Trajectory, Any], Awaitable[None] | None]
-
-
-class TrajectoryFailed(Exception):
-    """Raised by a generate function to return a failure with its cause."""
-
-    def __init__(self, failure: Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.message)
 
 
 class UserGenerate:
@@ -59,6 +47,7 @@ class UserGenerate:
         timeout_key: the key of that deadline, for messages.
         timeout_cause: of the failure after that time.
         what: kind of the function, for messages.
+        max_turns: answers of engines in one trajectory; None: no limit.
     """
 
     def __init__(
@@ -69,9 +58,10 @@ class UserGenerate:
         timeout_key: str = "sampling.generate_timeout_s",
         timeout_cause: FailureCause = FailureCause.controller,
         what: str = "generate",
+        max_turns: int | None = None,
     ) -> None:
         self._function, self._timeout_s, self._timeout_key, self._what = function, timeout_s, timeout_key, what
-        self._timeout_cause = timeout_cause
+        self._timeout_cause, self._max_turns = timeout_cause, max_turns
         self._thread: LoopThread | None = None
         self._blockers: set[int] = set()  # trajectories that blocked a loop: each gets its own
 
@@ -87,8 +77,9 @@ class UserGenerate:
         """As a call; `BLOCKED` if another trajectory blocks the event loop of this one, which starts again."""
         thread, name = self._thread_of(trajectory), f"{_TASK}{trajectory.id}"
         own = replace(trajectory, turns=deepcopy(trajectory.turns), metadata=dict(trajectory.metadata))
-        inner = ThreadSession(session, asyncio.get_running_loop(), num_sampled=own.num_sampled)
-        future = asyncio.wrap_future(thread.submit(self._run(own, inner), name=name))
+        inner = ThreadSession(session, asyncio.get_running_loop(), trajectory=own, max_turns=self._max_turns)
+        call = call_generate(self._function, own, inner, what=self._what)
+        future = asyncio.wrap_future(thread.submit(call, name=name))
         try:
             await self._wait(future, thread, name)
         finally:
@@ -101,8 +92,8 @@ class UserGenerate:
                 return BLOCKED
             if thread.lost.is_set():
                 self._blockers.add(trajectory.id)
-            late = self._failure(trajectory, f"took longer than {self._timeout_key}={self._timeout_s:g}")
-            return replace(late, cause=self._timeout_cause)
+            late = f"took longer than {self._timeout_key}={self._timeout_s:g}"
+            return replace(describe_failure(trajectory, late, what=self._what), cause=self._timeout_cause)
         failure = future.result()
         if isinstance(failure, WeightSyncError):
             raise failure
@@ -133,57 +124,24 @@ class UserGenerate:
         finally:
             lost.cancel()
 
-    async def _call(self, trajectory: Trajectory, session: "ThreadSession") -> None:
-        call = getattr(self._function, "__call__", self._function)  # noqa: B004  # an object may have an async one
-        if not (iscoroutinefunction(self._function) or iscoroutinefunction(call)):
-            await call_in_daemon(self._function, trajectory, session)
-        elif (found := self._function(trajectory, session)) is not None and isawaitable(found):
-            await found
-
-    async def _run(self, trajectory: Trajectory, session: "ThreadSession") -> Failure | WeightSyncError | None:
-        pid = os.getpid()
-        try:
-            await self._call(trajectory, session)
-        except WeightSyncError as error:
-            return error
-        except EngineError as error:
-            return Failure(cause=FailureCause.model_server, message=str(error))
-        except TrajectoryFailed as error:
-            return error.failure
-        except SandboxError as error:
-            return Failure(cause=FailureCause.sandbox, message=str(error))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # user code, `sys.exit` included: a failure of this trajectory
-            return self._failure(trajectory, f"{type(error).__name__}: {error}", place=code_place(error))
-        finally:
-            exit_fork(pid)
-        if trajectory.status == SampleStatus.pending:
-            return self._failure(trajectory, "ended without a status; call add_generation, or set trajectory.status")
-        if trajectory.reward is not None and not is_finite(trajectory.reward):
-            return self._failure(
-                trajectory, f"set a reward that must be a finite number, got {shown(trajectory.reward)}"
-            )
-        return None
-
-    def _failure(self, trajectory: Trajectory, cause: str, *, place: str = "") -> Failure:
-        where = f"{self._what} of trajectory {trajectory.id} (prompt row {trajectory.prompt.index + 1})"
-        return Failure(cause=FailureCause.controller, message=f"{where} failed{place}: {cause}")
-
 
 class ThreadSession:
     """A `GenerateSession` for another thread: its requests run in the event loop of the run.
 
     Args:
-        num_sampled: tokens that the policy has generated of the trajectory; all turns together get at most the
-            `max_new_tokens` of `params`. None: the requests are of several trajectories, and each has this limit.
+        trajectory, max_turns: as of `LimitedSession`.
     """
 
     def __init__(
-        self, session: GenerateSession, loop: asyncio.AbstractEventLoop, *, num_sampled: int | None = None
+        self,
+        session: GenerateSession,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        trajectory: Trajectory | None = None,
+        max_turns: int | None = None,
     ) -> None:
-        self._session, self._loop, self._num_requests = session, loop, 0
-        self._num_sampled = num_sampled
+        self._session, self._loop = session, loop
+        self._limited = LimitedSession(session, trajectory, max_turns=max_turns)
         self.params, self.config, self.tokenizer = session.params, session.config, session.tokenizer
         self.is_evaluation, self.access = session.is_evaluation, session.access
 
@@ -192,19 +150,8 @@ class ThreadSession:
 
         The answer is empty, with the finish reason `length`, if the turns before it used up the tokens of a trajectory.
         """
-        self._num_requests += 1
-        # Open requests of an engine have different names.
-        own, given = replace(self._session, rid=f"{self._session.rid}-{self._num_requests}"), params or self.params
-        if self._num_sampled is not None:
-            left = self.params.max_new_tokens - self._num_sampled
-            if left <= 0:
-                return FULL
-            longest = min(given.max_new_tokens, left)
-            given = replace(given, max_new_tokens=longest, min_new_tokens=min(given.min_new_tokens, longest))
-        answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(own.generate(token_ids, given), self._loop))
-        if self._num_sampled is not None:
-            self._num_sampled += len(answer.output_ids)
-        return answer
+        call = self._limited.generate(token_ids, params)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
 
     def model(self, name: str) -> "ThreadModel":
         """A further model of `sglang.config`, whose weights stay as they are.
@@ -220,8 +167,7 @@ class ThreadSession:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port of the first engine."""
-        parts = urlsplit(self._session.pool.present[0].address.url)
-        return parts.hostname or "127.0.0.1", parts.port or 80
+        return engine_address_of(self._session)
 
     @property
     def gateway(self) -> Any:
@@ -237,6 +183,12 @@ class ThreadSession:
     def is_stopped(self) -> bool:
         """Whether the rollout has ended: answers are aborted from now on."""
         return self._session.stopped.is_set()
+
+
+def engine_address_of(session: GenerateSession) -> tuple[str, int]:
+    """Host and port of the first engine."""
+    parts = urlsplit(session.pool.present[0].address.url)
+    return parts.hostname or "127.0.0.1", parts.port or 80
 
 
 class ThreadModel:

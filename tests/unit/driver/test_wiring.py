@@ -7,12 +7,15 @@ from typing import Any, cast
 import pytest
 
 from rlscale.config import load_config
+from rlscale.driver.open_generate import Generators
 from rlscale.driver.open_rewards import OpenRewards
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.driver.wiring import build_hooks, build_source, build_timelines, build_user_rollout
 from rlscale.errors import HookError
 from rlscale.rewards import RewardRunner
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.generate_process import ProcessGenerate
+from rlscale.rollout.user_generate import UserGenerate
 from tests.unit.control.simulation import Prompts, SimulatedEngine
 from tests.unit.rollout.test_timeline import group_of
 
@@ -80,13 +83,29 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_generate_function_has_its_limit(tmp_path: Path, pool: EnginePool) -> None:
-    run = prepared(tmp_path, "sampling.custom_generate_function_path=user_code_of_wiring:generate")
+    thread = "sampling.generate_isolation=thread"
+    run = prepared(tmp_path, "sampling.custom_generate_function_path=user_code_of_wiring:generate", thread)
     with RewardRunner(lambda sample: 1.0) as rewards:
-        source = build_source(run, pool, OpenRewards(training=rewards), folder=tmp_path)
+        source = build_source(run, pool, OpenRewards(training=rewards), folder=tmp_path, generators=Generators(run))
         ((index, prompt),) = await source.draw(0, 1)
         group = await source.group(index, prompt, oldest=0, newest=0)
     messages = [failed.failure.message for failed in group.failed if failed.failure is not None]
     assert len(messages) == 2 and all("took longer than sampling.generate_timeout_s=0.11" in each for each in messages)
+
+
+def test_generate_functions_are_opened_once_for_each_path_in_the_place_of_their_key(tmp_path: Path) -> None:
+    path = "sampling.custom_generate_function_path=user_code_of_wiring:generate"
+    keys = ("sampling.generate_processes=3", "sampling.generate_max_turns=7")
+    generators = Generators(prepared(tmp_path, path, *keys))
+    found = generators.find()
+    assert isinstance(found, ProcessGenerate) and found.max_turns == 7
+    assert found.limits.max_async_workers == 3 and found.limits.timeout_s == 0.11
+    assert generators.find("user_code_of_wiring:generate") is found
+    assert generators.find("user_code_of_wiring:rollout") is not found
+    generators.close()
+    assert isinstance(Generators(prepared(tmp_path, path, "sampling.generate_isolation=thread")).find(), UserGenerate)
+    assert Generators(prepared(tmp_path)).find() is None
+    assert Generators(prepared(tmp_path), agent=found).find() is found
 
 
 async def test_filters_and_hooks_have_their_limit(tmp_path: Path, pool: EnginePool) -> None:

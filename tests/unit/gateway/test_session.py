@@ -11,7 +11,7 @@ import pytest
 from rlscale.errors import EngineError
 from rlscale.gateway.apis.chat_completions import parse_chat
 from rlscale.gateway.apis.chat_request import InvalidRequest
-from rlscale.gateway.record_json import trajectory_from_json
+from rlscale.rollout.record_json import trajectory_from_json
 from rlscale.gateway.session import PreparedCall, Session
 from rlscale.gateway.session_keys import SessionKeys, new_session_id
 from rlscale.gateway.session_log import SessionLog

@@ -45,6 +45,10 @@ def open_session(pool: LongAnswers) -> GenerateSession:
     return GenerateSession(params=params, rid="train-0", pool=cast(EnginePool, pool), versions=(1, 1))
 
 
+def new_trajectory() -> Trajectory:
+    return Trajectory(id=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(1,)), seed=0)
+
+
 async def until_length(trajectory: Trajectory, session: Any) -> None:
     while trajectory.status != SampleStatus.truncated:
         trajectory.add_generation(await session.generate(trajectory.token_ids()))
@@ -55,7 +59,7 @@ async def until_length(trajectory: Trajectory, session: Any) -> None:
 @pytest.mark.parametrize(("num_before", "limits"), [(0, [(3, 10), (3, 6), (2, 2)]), (7, [(3, 3)]), (10, [])])
 async def test_all_turns_share_the_tokens_of_a_trajectory(num_before: int, limits: list[tuple[int, int]]) -> None:
     pool = LongAnswers()
-    trajectory = Trajectory(id=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(1,)), seed=0)
+    trajectory = new_trajectory()
     if num_before:
         trajectory.extend(
             [7] * num_before, logprobs=[-1.0] * num_before, weight_versions=[0] * num_before, sampled=True
@@ -66,9 +70,24 @@ async def test_all_turns_share_the_tokens_of_a_trajectory(num_before: int, limit
     assert trajectory.status == SampleStatus.truncated
 
 
+@pytest.mark.parametrize(("num_before", "lengths"), [(0, [3, 3, 0]), (1, [3, 0, 0]), (2, [0, 0, 0])])
+async def test_all_calls_of_a_trajectory_share_its_turns(num_before: int, lengths: list[int]) -> None:
+    trajectory = new_trajectory()
+    for _ in range(num_before):
+        trajectory.extend([7], logprobs=[-1.0], weight_versions=[0], sampled=True)
+    pool = LongAnswers()
+    session = ThreadSession(open_session(pool), asyncio.get_running_loop(), trajectory=trajectory, max_turns=2)
+    short = SamplingParams(max_new_tokens=3)
+    assert [len((await session.generate([1], short)).output_ids) for _ in range(3)] == lengths
+    # A turn that was aborted is continued, and not counted twice.
+    trajectory.status = SampleStatus.aborted
+    session = ThreadSession(open_session(pool), asyncio.get_running_loop(), trajectory=trajectory, max_turns=2)
+    assert len((await session.generate([1], short)).output_ids) == 3
+
+
 async def test_a_request_may_ask_for_less() -> None:
     pool = LongAnswers()
-    session = ThreadSession(open_session(pool), asyncio.get_running_loop(), num_sampled=0)
+    session = ThreadSession(open_session(pool), asyncio.get_running_loop(), trajectory=new_trajectory())
     short = SamplingParams(max_new_tokens=2)
     assert [len((await session.generate([1], short)).output_ids) for _ in range(6)] == [2, 2, 2, 2, 2, 0]
 
@@ -97,7 +116,7 @@ async def test_a_generate_function_asks_a_frozen_model_by_its_name() -> None:
         trajectory.add_generation(await session.generate(trajectory.token_ids()))
 
     loop, pool = asyncio.get_running_loop(), LongAnswers(models=Models())
-    trajectory = Trajectory(id=0, group_index=0, prompt=Prompt(index=0, text="a", token_ids=(1,)), seed=0)
+    trajectory = new_trajectory()
     assert await UserGenerate(ask, timeout_s=30.0)(trajectory, open_session(pool)) is None
     assert trajectory.metadata == {"opinion": "ref: a {'max_new_tokens': 3}"}
     pool.models = None

@@ -20,6 +20,13 @@ class ScheduleName(StrEnum):
     tail_batching = "tail_batching"
 
 
+class GenerateIsolation(StrEnum):
+    """Places of a generate function."""
+
+    process = "process"
+    thread = "thread"
+
+
 @dataclass(kw_only=True)
 class SamplingConfig(ConfigGroup):
     """Over-sampling, filters, partial rollouts and user code for generation."""
@@ -93,6 +100,22 @@ class SamplingConfig(ConfigGroup):
 
     generate_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """Maximum time of one call of `sampling.custom_generate_function_path`, in seconds; a longer one has failed."""
+
+    generate_isolation: GenerateIsolation = GenerateIsolation.process
+    """Place of `sampling.custom_generate_function_path`. `process`: in processes that trajectories share, so that a
+    crash or an endless loop costs trajectories and not the run. `thread`: in the process of the run, outside of its
+    event loop, for a function that shares objects with other functions of the run.
+    """
+
+    generate_processes: Annotated[int, Field(ge=1)] = 1
+    """Number of processes of a generate function; more of them help if it computes much itself. Each has its own
+    module variables. Only with `sampling.generate_isolation=process`.
+    """
+
+    generate_max_turns: Annotated[int | None, Field(ge=1)] = None
+    """Maximum number of answers that engines give to a generate function for one trajectory; further ones are empty,
+    with the finish reason `length`. None: no limit but that of all tokens, `rollout.max_response_len`.
+    """
 
     sample_filter_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
     """Your own function, `package.module:name`, that masks samples of a complete rollout: they are not trained, and

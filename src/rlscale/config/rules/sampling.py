@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
+from rlscale.config.groups.sampling import GenerateIsolation
 from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, overlaps, uses_engines
@@ -160,9 +161,14 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="no trajectory is continued without sampling.partial_rollout",
     ),
     IgnoredKey(
-        names=("sampling.generate_timeout_s",),
+        names=tuple(path for path in keys() if path.startswith("sampling.generate_")),
         when=lambda config: config.sampling.custom_generate_function_path is None,
         why="sampling.custom_generate_function_path is not set",
+    ),
+    IgnoredKey(
+        names=("sampling.generate_processes",),
+        when=lambda config: config.sampling.generate_isolation == GenerateIsolation.thread,
+        why="sampling.generate_isolation is not process",
     ),
     IgnoredKey(
         names=("eval.keep_last",),

@@ -101,7 +101,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "group_index": trajectory.group_index,
         "prompt": prompt_to_json(trajectory.prompt),
         "seed": trajectory.seed,
-        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "turns": [turn_to_json(turn) for turn in trajectory.turns],
         "status": str(trajectory.status),
         "failure": None if failure is None else {"cause": str(failure.cause), "message": failure.message},
         "metadata": trajectory.metadata,
@@ -117,7 +117,7 @@ def trajectory_from_json(value: Mapping[str, Any]) -> Trajectory:
         group_index=value["group_index"],
         prompt=prompt_from_json(value["prompt"]),
         seed=value["seed"],
-        turns=[_turn_from_json(turn) for turn in value["turns"]],
+        turns=[turn_from_json(turn) for turn in value["turns"]],
         status=SampleStatus(value["status"]),
         failure=None if failure is None else Failure(cause=FailureCause(failure["cause"]), message=failure["message"]),
         metadata=dict(value["metadata"]),
@@ -126,7 +126,8 @@ def trajectory_from_json(value: Mapping[str, Any]) -> Trajectory:
     )
 
 
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
+def turn_to_json(turn: Turn) -> dict[str, Any]:
+    """A turn without what only logs and multimodal models need."""
     return {
         "parent": turn.parent,
         "sampled": turn.sampled,
@@ -139,7 +140,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _turn_from_json(value: Mapping[str, Any]) -> Turn:
+def turn_from_json(value: Mapping[str, Any]) -> Turn:
     return Turn(
         parent=value["parent"],
         sampled=value["sampled"],
