@@ -77,7 +77,7 @@ class GenerationSession(Protocol):
         ...
 
     def model(self, name: str) -> FrozenModelClient:
-        """A further model of `sglang.config`. Raises an error if there is none of this name."""
+        """A further model of `sglang.config`. Its requests, or this call, raise an error if there is none."""
         ...
 
     async def generate(self, token_ids: Sequence[int], params: SamplingParams | None = None) -> Generation:
@@ -94,8 +94,8 @@ class GenerateFunction(Protocol):
 
     It adds turns to `trajectory` and leaves it with a status: `add_generation` sets both. Branches are samples. After
     an answer with the finish reason `abort` it returns; with `sampling.partial_rollout` it is called again with the
-    turns so far. An exception is a failure of this trajectory, which starts again. It runs outside of the event loop of
-    the run, within `sampling.generate_timeout_s`.
+    turns so far. An exception is a failure of this trajectory, which starts again. It runs in a separate process
+    (`sampling.generate_isolation`), within `sampling.generate_timeout_s`.
     """
 
     def __call__(self, trajectory: Trajectory, session: GenerationSession, /) -> Awaitable[None] | None: ...
@@ -211,7 +211,7 @@ class Judge(FrozenModelClient, Protocol):
     """
 
     def model(self, name: str) -> FrozenModelClient:
-        """A further model of `sglang.config`. Raises an error if there is none of this name."""
+        """A further model of `sglang.config`. Its requests, or this call, raise an error if there is none."""
         ...
 
 

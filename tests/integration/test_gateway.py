@@ -33,7 +33,7 @@ def kill_gateway():
     for folder in Path("/proc").iterdir():
         try:
             command = (folder / "cmdline").read_bytes()
-            is_child = f"PPid:\\t{os.getpid()}\\n" in (folder / "status").read_text()
+            is_child = f"PPid:\\t{os.getppid()}\\n" in (folder / "status").read_text()
         except OSError:
             continue
         if b"serve_gateway" in command and is_child:

@@ -104,16 +104,23 @@ def test_ctrl_c_ends_a_run_whose_function_never_returns(command: Command, name: 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("key", "name", "code"),
+    ("overrides", "code", "message"),
     [
-        ("sampling.custom_generate_function_path", "leave", 5),
-        ("sampling.dynamic_filter_path", "crash", -signal.SIGSEGV),
+        (["sampling.custom_generate_function_path=hanging:leave"], 1, "its process exited with code 5"),
+        (
+            ["sampling.custom_generate_function_path=hanging:leave", "sampling.generate_isolation=thread"],
+            5,
+            "",
+        ),
+        (["sampling.dynamic_filter_path=hanging:crash"], -signal.SIGSEGV, ""),
     ],
 )
-def test_a_function_that_ends_the_driver_leaves_no_process(command: Command, key: str, name: str, code: int) -> None:
-    """Only rewards have separate processes: such a function ends the run, which does not hang."""
+def test_a_function_that_ends_its_process_leaves_none(
+    command: Command, overrides: list[str], code: int, message: str
+) -> None:
+    """Every trajectory fails by it, or it ends the run, which does not hang."""
     (command.folder / "hanging.py").write_text(HANGING)
-    process = command.start("eval.interval=null", f"{key}=hanging:{name}", REWARDED)
-    process.communicate(timeout=120)
-    assert process.returncode == code
+    process = command.start("eval.interval=null", *overrides, REWARDED)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == code and message in err
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")

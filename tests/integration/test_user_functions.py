@@ -1,5 +1,6 @@
 """Complete runs with functions of users in the working directory."""
 
+import json
 import re
 from pathlib import Path
 
@@ -30,7 +31,10 @@ def test_user_functions_train_and_get_the_custom_node(command: Command) -> None:
 
 
 PLUGINS = """
-async def generate(args, sample, sampling_params):
+import os
+
+
+async def generate(args, sample, sampling_params, evaluation=False):
     from rlscale.plugins.slime_requests import post
 
     sample.tokens = [4, 11, 4, 12]
@@ -41,6 +45,8 @@ async def generate(args, sample, sampling_params):
         args, tokens=[p[1] for p in pairs], log_probs=[p[0] for p in pairs], meta_info=output["meta_info"],
         text=output["text"],
     )
+    if sample.index == 1 and not evaluation:
+        os._exit(3)  # the process of the function, and not that of the run
     return sample
 
 
@@ -94,6 +100,8 @@ def test_functions_in_slimes_form_have_an_effect_in_a_run(command: Command) -> N
     assert done.code == 0, done.err
     steps = [m for m in command.metrics() if "train/loss" in m]
     assert [m["mine/removed"] for m in steps] == [4.0, 4.0]
+    ledger = [json.loads(line) for line in (command.run_dir / "ledger.jsonl").read_text().splitlines()]
+    assert "its process exited with code 3" in done.out + done.err, ledger
     evaluated = [m for m in command.metrics() if "eval/reward_mean" in m]
     assert evaluated and not any(name.startswith("eval/arithmetic") for m in evaluated for name in m)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 from rlscale.errors import ConfigError, DataError, HookError
 from rlscale.plugins.daemon_call import call_in_daemon
+from rlscale.plugins.hook_watch import watch_hook
 
 TIMEOUT_KEY = "sampling.hook_timeout_s"
 
@@ -38,9 +40,16 @@ class UserHook:
             HookError: it raised, ended the program, or exceeded the deadline.
             ConfigError, DataError: what it returned is wrong.
         """
+        threads: list[int] = []
+
+        def call(*given: Any) -> Any:
+            threads.append(threading.get_ident())
+            return self.function(*given)
+
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await call_in_daemon(self.function, *arguments)
+            with watch_hook(self.key, timeout_s=self.timeout_s, threads=threads):
+                async with asyncio.timeout(self.timeout_s):
+                    return await call_in_daemon(call, *arguments)
         except TimeoutError:
             raise HookError(
                 f"{self.key} must return within {self.timeout_key}={self.timeout_s:g}, got no result"
