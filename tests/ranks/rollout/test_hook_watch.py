@@ -66,4 +66,4 @@ def test_a_filter_that_stops_all_threads_ends_the_process_with_its_stack(tmp_pat
         [sys.executable, "stopped.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
-    assert "Timeout" in done.stderr and 'stopped.py", line 13 in keep' in done.stderr
+    assert "Timeout" in done.stderr and 'stopped.py", line 12 in keep' in done.stderr
