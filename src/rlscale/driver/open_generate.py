@@ -88,6 +88,6 @@ def _pickled(tokenizer: Any) -> bytes | None:
         return None
     try:
         return pickle.dumps(tokenizer)
-    except Exception as error:  # a tokenizer with code of its own may raise anything
+    except Exception as error:  # a tokenizer may have Python code, which may raise anything
         rule, fix = "be thread with this tokenizer", f"it cannot be sent to another process: {error}"
         raise ConfigError([Problem(path=ISOLATION, rule=rule, value="process", fix=fix)]) from error

@@ -64,7 +64,7 @@ def describe_waiting_hook(key: str, seconds: float, place: str) -> str:
 
 
 def _arm() -> None:
-    """Starts the timer of the process anew; stops it if no function runs."""
+    """Restarts the timer of the process; stops it if no function runs."""
     if _limits:
         faulthandler.dump_traceback_later(max(_limits.values()), exit=True, file=sys.__stderr__ or sys.stderr)
     else:

@@ -27,7 +27,7 @@ _SUSPECTS_SHIFT = 5
 """Calls that were in a lost process run 2^5 times fewer at once: 1024, 32, 1."""
 
 ALONE = 30
-"""Tier of a call that has a process of its own."""
+"""Tier of a call that is alone in its process."""
 
 _POLL_S = 0.25
 _EXIT_GRACE_S = 0.5
@@ -93,7 +93,7 @@ class CallPool:
         """The reply of one call, or why there is none. A coroutine in a process is cancelled with its caller.
 
         Args:
-            is_suspect: the call gets a process of its own.
+            is_suspect: the call is alone in its process.
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:

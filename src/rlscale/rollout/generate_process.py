@@ -8,7 +8,7 @@
 
 Of a process that ends, or whose event loop is blocked until a deadline, each trajectory starts again: in processes
 with fewer of them, at last alone. The one that was alone has failed. Its prompt stays suspected: its other
-trajectories have a process of their own.
+trajectories are alone in a process, too.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ProcessGenerate:
 class _OpenCall:
     """A call in a process, and its requests.
 
-    Invariant: requests are those of the process that has the call now; a call that starts again has its limits anew.
+    Invariant: requests are those of the process that has the call now; a call that starts again has fresh limits.
     """
 
     def __init__(self, trajectory: Trajectory, session: GenerateSession, *, max_turns: int | None) -> None:
