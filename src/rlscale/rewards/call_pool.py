@@ -168,11 +168,11 @@ class CallPool:
             and (not process.calls or (process.tier == tier and len(process.calls) < limit))
         ]
         found = min(usable, key=lambda process: len(process.calls), default=None)
-        if found is not None and found.calls and not tier and self._has_room(tier):
+        if found is not None and found.calls and not tier and self._may_start(tier):
             self._start_processes(tier, 1)
         return found
 
-    def _has_room(self, tier: int) -> bool:
+    def _may_start(self, tier: int) -> bool:
         """Whether a further process may start."""
         processes = [process for process in self._processes if not process.is_draining]
         if not self._is_async:
@@ -186,7 +186,7 @@ class CallPool:
     def _start_processes(self, tier: int, num_calls: int) -> None:
         num_starting = sum(not process.is_ready for process in self._processes)
         for _ in range(num_calls - num_starting):
-            if not self._has_room(tier):
+            if not self._may_start(tier):
                 break
             process = CallProcess(self._program, self.spec, on_message=self._receive, on_end=self._replace)
             self._processes.append(process)

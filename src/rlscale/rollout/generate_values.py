@@ -76,7 +76,7 @@ def changed_params(changes: Mapping[str, Any], base: SamplingParams) -> Sampling
 
 
 def outcome_to_json(trajectory: Trajectory, failure: Failure | None) -> dict[str, Any]:
-    """What a call has made of a trajectory.
+    """The trajectory after a call, and the failure.
 
     Raises:
         ValueError: its metadata are no values of JSON.
