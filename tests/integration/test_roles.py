@@ -5,7 +5,9 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.integration.conftest import Command
 from tests.integration.test_faults import wait_until
@@ -27,10 +29,23 @@ PPO = (
 )
 
 
+def check_batches(folder: Path, *, num_rollouts: int) -> None:
+    """Each batch is complete, that of a rollout which trains the critic alone included."""
+    assert sorted(path.name for path in folder.iterdir()) == [f"{i}.safetensors" for i in range(num_rollouts)]
+    for file in folder.iterdir():
+        batch = load_file(file)
+        trained = batch["loss_mask"] > 0
+        for name in ("advantages", "returns", "values", "old_logprobs", "ref_logprobs"):
+            assert batch[name].shape == batch["tokens"].shape and batch[name][trained].any(), f"{file.name}: {name}"
+            assert not batch[name][~trained].any()
+        np.testing.assert_array_equal(batch["trainer_logprobs"][trained], batch["old_logprobs"][trained])
+
+
 def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path: Path, shared_ray: str) -> None:
     shared = Command(folder=tmp_path, cache=cache, ray=shared_ray)
-    done = shared.run(*PPO)
+    done = shared.run(*PPO, 'debug.save_train_data="batches/{rollout_id}.safetensors"')
     assert done.code == 0, done.err
+    check_batches(tmp_path / "batches", num_rollouts=3)
     steps = [record for record in shared.metrics() if "train/critic_loss" in record]
     assert len(steps) == 3 and "train/loss" not in steps[0] and "train/loss" in steps[2]
     # The engine released its memory during training and has the right weights afterwards (ci.enabled checks that).
