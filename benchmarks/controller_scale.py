@@ -148,7 +148,7 @@ def _run_in_subprocess(num_samples: int, staleness: int) -> Row:
 
 
 def run_all(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """All runs, interleaved, and sentences about those that were left out."""
+    """All runs, interleaved, and sentences about those that were skipped."""
     runs: list[Row] = []
     skipped: list[str] = []
     for number in range(options.rounds):
@@ -160,7 +160,7 @@ def run_all(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
                 # The smallest size is mostly the memory of its process.
                 if num_samples >= LARGE and num_samples * most > options.max_gb * 1e9:
                     skipped.append(
-                        f"{num_samples:,} trajectories a step were left out: {num_samples * most / 1e9:.0f} GB of "
+                        f"{num_samples:,} trajectories a step were skipped: {num_samples * most / 1e9:.0f} GB of "
                         f"memory expected, {options.max_gb:g} GB allowed."
                     )
                     continue
@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, nargs="+", default=[1000, 10_000, 100_000, 500_000, 1_000_000])
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--max-gb", type=float, default=8.0, help="memory of a run; a larger one is left out")
+    parser.add_argument("--max-gb", type=float, default=8.0, help="memory of a run; a larger one is skipped")
     parser.add_argument("--dry", action="store_true", help="writes no results")
     parser.add_argument("--one", type=int, nargs=2, metavar=("SAMPLES", "K"), help="measure one size in this process")
     options = parser.parse_args()

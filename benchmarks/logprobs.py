@@ -235,7 +235,7 @@ def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[st
 def write(rows: list[dict[str, Any]], loads: list[float]) -> None:
     text = (
         f"# Logprobs without the logits\n\n{sentence(loads)} Vocabulary {VOCABULARY:,}, {TOKENS:,} tokens. "
-        "Forward and backward, medians of the rounds, in each of which every implementation runs once. Full "
+        "Forward and backward, medians of the rounds; every implementation runs once a round. Full "
         f"logits in float32 are {FULL_BYTES / 1e6:.0f} MB. Extra memory is the peak in addition to inputs, results "
         "and gradients. Limits for rlscale: 5 % of full logits, 1.0 times plain. TRL and verl stand for their "
         "formulas without CUDA kernels. Made by `python benchmarks/logprobs.py`.\n\n"

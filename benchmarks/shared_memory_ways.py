@@ -74,7 +74,7 @@ class SharedState:
         return digests
 
     def copy_out_two_threads(self, target: Bytes, pool: ThreadPoolExecutor) -> list[bytes]:
-        """Receiver with two threads, each of which copies every other block."""
+        """Receiver with two threads; each copies every other block."""
         pairs = list(zip(blocks(self.source), blocks(target), strict=True))
 
         def copy(first: int) -> list[bytes]:

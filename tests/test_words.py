@@ -81,7 +81,18 @@ def test_an_exception_excuses_one_name_and_must_be_needed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "phrase", ["nobody is told", "it goes on", "beside the loop", "they take turns", "we look at it"]
+    "phrase",
+    [
+        "nobody is told",
+        "it goes on",
+        "beside the loop",
+        "they take turns",
+        "we look at it",
+        "leave it out",
+        "rows are left out",
+        "leaving out rows",
+        "ranks, each of which waits",
+    ],
 )
 def test_a_planted_phrase_is_found(tmp_path: Path, phrase: str) -> None:
     (tmp_path / "a.md").write_text(f"First line.\nThen {phrase}.\n")

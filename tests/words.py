@@ -25,10 +25,11 @@ BANNED_IN_NAMES = frozenset(_NAMES.split())
 
 BANNED_PHRASES = re.compile(
     r"\b(told|tells|anew|nobody|meanwhile|goes on|go on|going on|went on|beside|besides|takes? turns|deserves? a word"
-    r"|witnessed|(?:of|on|for) (?:its|their) own|look(?:s|ed)? at|(?:hands?|handed) (?:out|over)|had better)\b",
+    r"|witnessed|(?:of|on|for) (?:its|their) own|look(?:s|ed)? at|(?:hands?|handed) (?:out|over)|had better"
+    r"|(?:leav(?:e|es|ing)|left)(?: (?:it|them))? out|each of (?:which|whom))\b",
     re.IGNORECASE,
 )
-"""Phrases with a plainer form: report, again, no one, continue, next to, share, separate, inspect, pass."""
+"""Phrases with a plainer form: report, again, no one, continue, next to, share, separate, inspect, pass, omit."""
 
 SHARED_BASENAMES = frozenset(
     {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step", "errors"}

@@ -1,4 +1,4 @@
-"""Engines over several nodes, each of which has a raylet: start, death and restart of their processes."""
+"""Engines over several nodes with one raylet each: start, death and restart of their processes."""
 
 import asyncio
 import os

@@ -70,7 +70,7 @@ async def num_held(wire: Wire) -> int:
 
 
 async def pass_steps(wire: Wire) -> None:
-    """Returns after several rounds of the engine's loop, in each of which it could have decoded.
+    """Returns after several rounds of the engine's loop; it could have decoded in each.
 
     Both calls run between two steps: the first in the embedded engine, the second in SGLang's scheduler. The fake has
     no loop; it generates a token in about the time of a call.

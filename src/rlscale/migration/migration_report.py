@@ -83,7 +83,7 @@ class Migration:
 
     @property
     def root(self) -> str:
-        """The folder of the input, which the places of the report leave out."""
+        """The folder of the input; places in the report are relative to it."""
         return str(Path(self.source).resolve().parent)
 
     def _entry(self, finding: Finding) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[st
     layers = sorted({int(found[1]) for name in given if (found := _LAYER.match(name))})
     for layer in layers if family is not None else ():
         assert family is not None, "checked above"
-        # Every kind of layer: names that the model does not have are left out below.
+        # Every kind of layer: names that the model does not have are skipped below.
         weights = (weight for kind in (0, 1) for weight, _ in family.layer_weights(layer, num_experts=kind))
         for weight in weights:
             group = [name for name in in_memory(weight.hf, is_tied=False) if name in given]

@@ -193,7 +193,7 @@ def reorder_bundles(
     """The placed bundle that each bundle of the layout uses after Ray has moved the bundles of dead nodes.
 
     Ray moves every bundle by itself, so the GPUs of a process may get to several nodes. The moved bundles are given out
-    again, first to processes of colocated engines, each of which needs one node. All others keep their rank or engine,
+    again, first to processes of colocated engines, which need one node each. All others keep their rank or engine,
     whose actors may live.
 
     Args:

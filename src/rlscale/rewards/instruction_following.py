@@ -55,7 +55,7 @@ def _follows(name: str, given: dict[str, Any], answer: str) -> bool:
 
 
 def _arguments(given: Any, count: int) -> list[dict[str, Any]]:
-    """Arguments of each instruction; null values, which Parquet files add, are left out."""
+    """Arguments of each instruction, without the null values that Parquet files add."""
     entries = given if isinstance(given, list) else [given] * count
     if len(entries) != count:
         raise ValueError(f"the row must have kwargs for each of its {count} instructions, got {len(entries)}")

@@ -115,7 +115,7 @@ def parse_ranges(ranges: Iterable[str]) -> Iterator[int]:
 def outcome_metrics(page: LedgerPage) -> dict[str, float]:
     """Numbers of trajectories by outcome, and the share of failed ones among those with an outcome.
 
-    Outcomes that no trajectory had are left out, as are those of a rollout in which all were trained.
+    Omits outcomes that no trajectory had, and those of a rollout in which all were trained.
     """
     counts = {outcome: number for outcome, number in page.counts.items() if number}
     pending = counts.pop(OPEN, 0)

@@ -20,6 +20,6 @@ def test_sizes_are_compared_with_each_other() -> None:
     assert text.count("256 compared with 64 trajectories a step take") == 2
 
 
-def test_a_size_without_enough_memory_is_left_out() -> None:
+def test_a_size_without_enough_memory_is_skipped() -> None:
     text = run("--samples", "64", "1000000", "--max-gb", "0.1")
-    assert "1,000,000 trajectories a step were left out" in text and "| 1,000,000 |" not in text
+    assert "1,000,000 trajectories a step were skipped" in text and "| 1,000,000 |" not in text

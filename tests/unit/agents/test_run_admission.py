@@ -8,7 +8,7 @@ _running: list[asyncio.Future[None]] = []
 
 
 async def running(admission: AgentAdmission, number: int, *, tokens: int = 0) -> tuple[list[int], list[asyncio.Event]]:
-    """Starts agents, each of which ends at its event; returns those that were admitted, as the list grows."""
+    """Starts agents that end at their events; returns those that were admitted, as the list grows."""
     admitted: list[int] = []
     ends = [asyncio.Event() for _ in range(number)]
 

@@ -1,4 +1,4 @@
-"""Memory snapshots on demand: the request, the tables, and what they leave out."""
+"""Memory snapshots on demand: the request, the tables, and what they omit."""
 
 import json
 import os

@@ -131,7 +131,7 @@ def _parse_message(value: Any, place: str) -> Message:
 def _add_assistant_parts(message: dict[str, Any], value: dict[str, Any], place: str) -> None:
     for name in ("audio", "function_call"):
         if value.get(name) is not None:
-            raise InvalidRequest(f"{place}.{name} cannot be used here; leave it out", param=f"{place}.{name}")
+            raise InvalidRequest(f"{place}.{name} cannot be used here; remove it", param=f"{place}.{name}")
     # Servers of open models use both names.
     reasoning = value.get("reasoning_content") or value.get("reasoning")
     if isinstance(reasoning, str):

@@ -140,7 +140,7 @@ class Fields:
     def finish(self) -> None:
         """Refuses parameters that were not read: they might change an answer."""
         for name in self._body.keys() - self._read:
-            raise InvalidRequest(f"{name} is no parameter of this endpoint; leave it out", param=name)
+            raise InvalidRequest(f"{name} is no parameter of this endpoint; remove it", param=name)
 
 
 def wrong(name: str, rule: str, value: Any) -> InvalidRequest:

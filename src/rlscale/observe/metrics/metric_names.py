@@ -32,7 +32,7 @@ METRICS: dict[str, str] = {
     "rollout/rollout_log_probs": "mean logprob of the engines",
     "rollout/ref_log_probs": "mean logprob of the reference model",
     "rollout/teacher_log_probs": "mean logprob of the teacher",
-    "rollout/advantages": "mean advantage; means of trainable tokens are over trajectories, each of which counts once",
+    "rollout/advantages": "mean advantage; means of trainable tokens are over trajectories, and each counts once",
     "rollout/returns": "mean target of the critic's values",
     "rollout/values": "mean value of the critic",
     "train/loss": "loss, mean over the optimiser steps of the rollout",

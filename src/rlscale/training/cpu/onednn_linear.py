@@ -113,7 +113,7 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
     num_padding = few_rows(number) - number
     if not num_padding:
         return _multiply(x, w)
-    # Rows of zeros at the end, which the result leaves out.
+    # Rows of zeros at the end, which are cut from the result.
     out = _multiply(F.pad(x.reshape(number, x.shape[-1]), (0, 0, 0, num_padding)), w)
     return _as_plain(out[:number], (*x.shape[:-1], len(w)))
 

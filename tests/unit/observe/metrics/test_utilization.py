@@ -43,7 +43,7 @@ def test_the_backward_pass_costs_two_forward_passes() -> None:
 
 
 @pytest.mark.parametrize(("cost", "seconds"), [(None, 2.0), (COST, 0.0)], ids=["unknown model", "only the critic"])
-def test_it_is_left_out_where_it_is_not_known(cost: ForwardCost | None, seconds: float) -> None:
+def test_it_is_omitted_where_it_is_not_known(cost: ForwardCost | None, seconds: float) -> None:
     result = TrainResult(steps=[], metrics={}, seconds={"optimize": seconds}, device_flops=1e4)
     assert utilization(batch(), result, cost=cost, num_ranks=1) == {}
 

@@ -46,7 +46,7 @@ def fill_moments(optimizer: Any) -> None:
 def add_step_counts(state: dict[Any, Any], optimizer: Any) -> None:
     """Adds the step count to each part of a state whose parameters are not divided; a collective.
 
-    Megatron-core 0.16 leaves it out on ranks without parameters and before the first step.
+    Megatron-core 0.16 omits it on ranks without parameters and before the first step.
     """
     num_steps, parts = _step_count(optimizer), optimizer.chained_optimizers
     for i, part in enumerate(parts):
