@@ -184,13 +184,8 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         fix = f"{type(error).__name__}: {error}"
         raise ValueError(f"--model-path must be a complete checkpoint, got {args.model_path}; {fix}") from error
     receiver = EngineReceiver(device=kind)
-    weights = WeightStore(
-        decoder.weights,
-        decoder.aliases,
-        receiver=receiver,
-        checksum=checksum,
-        version=args.weight_version,
-    )
+    version = args.weight_version
+    weights = WeightStore(decoder.weights, decoder.aliases, receiver=receiver, checksum=checksum, version=version)
     config = decoder.config
     options = SchedulerOptions(
         num_slots=args.num_slots,
@@ -205,17 +200,13 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     decode = None if codec is None else codec.decode
     scheduler = Scheduler(decoder, weights, options, decode=decode, on_death=error_handler)
     facts = {
-        "model_path": args.model_path,
-        "served_model_name": args.served_model_name or args.model_path,
+        **_command_facts(args),
         "model_type": config.raw["model_type"],
-        "dtype": args.dtype,
         "weight_precision": args.weight_precision,
         "device": kind,
         "compares_checksums": True,
         "weight_formats": receiver.formats,
-        "num_slots": args.num_slots,
         "max_total_num_tokens": options.total_cache_tokens(limit),  # SGLang's name; agents are admitted by it
-        "deterministic": args.deterministic,
     }
     limits = Limits(
         vocab_size=config.architecture.vocab_size,
@@ -227,6 +218,17 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     open_images = None if decoder.tower is None else decoder.tower.open
     service = EmbeddedService(scheduler, limits, codec=codec, facts=facts, open_images=open_images)
     return service, scheduler, error_handler
+
+
+def _command_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of the command line that the engine reports."""
+    return {
+        "model_path": args.model_path,
+        "served_model_name": args.served_model_name or args.model_path,
+        "dtype": args.dtype,
+        "num_slots": args.num_slots,
+        "deterministic": args.deterministic,
+    }
 
 
 async def _serve(

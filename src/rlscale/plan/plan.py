@@ -136,11 +136,7 @@ def _host(memory: HostMemory | None) -> dict[str, Any] | None:
 
 
 def make_plan(
-    config: RunConfig,
-    hardware: Hardware,
-    *,
-    prompt_tokens: int | None = None,
-    response_tokens: int | None = None,
+    config: RunConfig, hardware: Hardware, *, prompt_tokens: int | None = None, response_tokens: int | None = None
 ) -> Plan:
     """Plans a run.
 
@@ -157,22 +153,10 @@ def make_plan(
     models = list_architectures(config, a)
     lengths = assume_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = build_layout(config)
-    batches = _batches(config, lengths, layout)
-    if config.algo.use_rollout_routing_replay:
-        batches = replace(batches, route_bytes=batches.tokens * route_bytes_per_token(a))
+    batches = _batches(config, a, lengths, layout)
     recompute = _is_recomputed(config)
-    # The tables compare both settings of recomputation.
-    trainer, otherwise = (
-        _trainer(_with_recompute(config, each), models, batches, lengths) if layout.num_trainers else None
-        for each in (recompute, not recompute)
-    )
-    critic = None
-    if layout.num_trainers and "critic" in models:
-        critic = _critic(_with_recompute(config, recompute), models["critic"], layout, lengths)
+    memories, otherwise = _part_memories(config, models, layout, lengths=lengths, batches=batches, hardware=hardware)
     host, critic_host = host_memories(config, models, layout)
-    engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
-    judge = _judge(config, a, lengths, hardware) if layout.num_reward_engines else None
-    memories = PartMemories(trainer=trainer, critic=critic, engine=engine, judge=judge)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
     inputs = RooflineInputs(
         a=a,
@@ -180,7 +164,7 @@ def make_plan(
         lengths=lengths,
         batches=batches,
         layout=layout,
-        engine=engine,
+        engine=memories.engine,
         hardware=hardware,
         dtype=config.train.dtype,
         sync_bytes=sync.num_bytes if sync is not None else 0.0,
@@ -197,19 +181,43 @@ def make_plan(
         batches=batches,
         layout=layout,
         places=tuple(_places(config, layout)),
-        trainer=trainer,
-        critic=critic,
+        trainer=memories.trainer,
+        critic=memories.critic,
         trainer_alternative=otherwise,
         host=host,
         critic_host=critic_host,
         recompute=recompute,
-        engine=engine,
-        judge=judge,
+        engine=memories.engine,
+        judge=memories.judge,
         judge_model=config.reward.engine.hf_checkpoint if layout.num_reward_engines else None,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
         roofline=compute_roofline(config, inputs),
     )
+
+
+def _part_memories(
+    config: RunConfig,
+    models: Mapping[str, Architecture],
+    layout: Layout,
+    *,
+    lengths: Lengths,
+    batches: Batches,
+    hardware: Hardware,
+) -> tuple[PartMemories, TrainerMemory | None]:
+    """Memory of each part that the run has; and that of the trainer with the other setting of recomputation."""
+    a, recompute = models["policy"], _is_recomputed(config)
+    # The tables compare both settings of recomputation.
+    trainer, otherwise = (
+        _trainer(_with_recompute(config, each), models, batches, lengths) if layout.num_trainers else None
+        for each in (recompute, not recompute)
+    )
+    critic = None
+    if layout.num_trainers and "critic" in models:
+        critic = _critic(_with_recompute(config, recompute), models["critic"], layout, lengths)
+    engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
+    judge = _judge(config, a, lengths, hardware) if layout.num_reward_engines else None
+    return PartMemories(trainer=trainer, critic=critic, engine=engine, judge=judge), otherwise
 
 
 def _places(config: RunConfig, layout: Layout) -> list[Place]:
@@ -222,8 +230,11 @@ def find_unsupported(config: RunConfig, derived: Sequence[Derived]) -> tuple[str
     return tuple(str(problem) for problem in check_supported(config) if problem.path not in found)
 
 
-def _batches(config: RunConfig, lengths: Lengths, layout: Layout) -> Batches:
-    return _batches_on(config, lengths, layout.num_trainers)
+def _batches(config: RunConfig, a: Architecture, lengths: Lengths, layout: Layout) -> Batches:
+    batches = _batches_on(config, lengths, layout.num_trainers)
+    if not config.algo.use_rollout_routing_replay:
+        return batches
+    return replace(batches, route_bytes=batches.tokens * route_bytes_per_token(a))
 
 
 def _batches_on(config: RunConfig, lengths: Lengths, num_ranks: int) -> Batches:

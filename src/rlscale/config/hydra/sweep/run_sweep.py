@@ -72,12 +72,8 @@ def run_sweep(
     register_launcher()
     checker = JobChecker(config_dir, check_config)
     master = _compose(line, loader, checker)
-    if searching := _searches(master):
-        if problems := count_problems(master.hydra.sweeper):
-            raise ConfigError([*line.problems, *value_problems(line), *problems])
-        checker.check_some(some_jobs(line), known=[*line.problems, *value_problems(line)])
-    else:
-        checker.check(all_jobs(line), known=[*line.problems, *interval_problems(line)])
+    searching = _searches(master)
+    _check_jobs(line, checker, sweeper=master.hydra.sweeper if searching else None)
     folder = Path(str(master.hydra.sweep.dir))
     command = SweepCommand(
         overrides=tuple(overrides),
@@ -102,6 +98,16 @@ def run_sweep(
         # The jobs of a resumed sweep got numbers after those of its records.
         files.renumber(command.jobs)
     return read_sweep(folder, interrupted=interrupted)
+
+
+def _check_jobs(line: CommandLine, checker: JobChecker, *, sweeper: DictConfig | None) -> None:
+    """Raises the problems of all jobs; with a `sweeper` that chooses values, those of some jobs."""
+    if sweeper is None:
+        checker.check(all_jobs(line), known=[*line.problems, *interval_problems(line)])
+        return
+    if problems := count_problems(sweeper):
+        raise ConfigError([*line.problems, *value_problems(line), *problems])
+    checker.check_some(some_jobs(line), known=[*line.problems, *value_problems(line)])
 
 
 def read_sweep(folder: Path, *, interrupted: bool = False) -> SweepResult:
