@@ -202,7 +202,6 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     facts = {
         **_command_facts(args),
         "model_type": config.raw["model_type"],
-        "weight_precision": args.weight_precision,
         "device": kind,
         "compares_checksums": True,
         "weight_formats": receiver.formats,
@@ -226,6 +225,7 @@ def _command_facts(args: argparse.Namespace) -> dict[str, Any]:
         "model_path": args.model_path,
         "served_model_name": args.served_model_name or args.model_path,
         "dtype": args.dtype,
+        "weight_precision": args.weight_precision,
         "num_slots": args.num_slots,
         "deterministic": args.deterministic,
     }
