@@ -7,5 +7,6 @@ decoder_weights            weights that Llama-like families share
 hf_config                  config.json -> architecture fields (keys of the config group `model`)
 architecture               Architecture: the shape of a decoder, its parameters and operations
 megatron_fields            config.json -> fields of Megatron-core's TransformerConfig, and contradictions
+sigmoid_fields             the same for experts chosen by sigmoid scores
 mla_fields                 the same for multi-head latent attention
 """

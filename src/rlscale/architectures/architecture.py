@@ -52,6 +52,7 @@ class Architecture:
     model_type: str | None = None
     attention_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False  # over all heads together
     max_positions: int | None = None
     num_experts: int = 0
     experts_per_token: int = 0
@@ -82,6 +83,7 @@ class Architecture:
             model_type=model_type,
             attention_bias=bool(fields.get("attention_bias", False)),
             qk_norm=bool(fields.get("use_qk_norm", False)),
+            wide_qk_norm=find_family(model_type).wide_qk_norm,
             max_positions=fields.get("max_position_embeddings"),
             num_experts=fields.get("num_experts") or 0,
             experts_per_token=fields.get("num_experts_per_tok") or 0,
@@ -121,6 +123,18 @@ class Architecture:
         return self.value_dim if self.is_latent else self.head_dim
 
     @property
+    def qk_norm_widths(self) -> tuple[int, int]:
+        """Elements of the weights that normalise queries and keys."""
+        if not self.wide_qk_norm:
+            return self.head_dim, self.head_dim
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+    @property
+    def missing_features(self) -> frozenset[str]:
+        """The values of `Weight.only_with` whose weights it does not have."""
+        return frozenset(name for name in ("attention_bias", "qk_norm") if not getattr(self, name))
+
+    @property
     def num_norms(self) -> int:
         """Norms of a layer over the whole hidden width."""
         return 4 if find_family(self.model_type).post_norms else 2
@@ -148,7 +162,7 @@ class Architecture:
             if self.attention_bias:
                 yield from ((width,) for width in widths)
             if self.qk_norm:
-                yield from ((self.head_dim,), (self.head_dim,))
+                yield from ((width,) for width in self.qk_norm_widths)
         yield (hidden, heads * self.value_width)
 
     def mlp_shapes(self, layer: int) -> Iterator[Shape]:

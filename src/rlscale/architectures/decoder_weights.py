@@ -7,6 +7,7 @@ from rlscale.architectures.weight_names import TensorLayout, Weight
 MEGATRON_LAYER, HF_LAYER = "decoder.layers.{i}", "model.layers.{i}"
 _ATTENTION, _HF_ATTENTION = f"{MEGATRON_LAYER}.self_attention", f"{HF_LAYER}.self_attn"
 _EXPERT, _HF_EXPERT = f"{MEGATRON_LAYER}.mlp.experts.local_experts.{{j}}", f"{HF_LAYER}.mlp.experts.{{j}}"
+_SHARED, _HF_SHARED = f"{MEGATRON_LAYER}.mlp.shared_experts", f"{HF_LAYER}.mlp.shared_experts"
 
 EMBEDDING = Weight(
     megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), layout=TensorLayout.vocabulary
@@ -52,6 +53,20 @@ GATED_MLP = (GATE_UP, DOWN, MLP_NORM)
 ROUTER = (
     Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.weight", hf=(f"{HF_LAYER}.mlp.gate.weight",)),
     Weight(megatron=f"{MEGATRON_LAYER}.pre_mlp_layernorm.weight", hf=(f"{HF_LAYER}.post_attention_layernorm.weight",)),
+)
+# A buffer on both sides, in float32 whatever the dtype of the weights is.
+EXPERT_BIAS = Weight(
+    megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias", hf=(f"{HF_LAYER}.mlp.gate.e_score_correction_bias",)
+)
+SHARED_EXPERTS = (
+    Weight(
+        megatron=f"{_SHARED}.linear_fc1.weight",
+        hf=(f"{_HF_SHARED}.gate_proj.weight", f"{_HF_SHARED}.up_proj.weight"),
+        layout=TensorLayout.gated,
+    ),
+    Weight(
+        megatron=f"{_SHARED}.linear_fc2.weight", hf=(f"{_HF_SHARED}.down_proj.weight",), layout=TensorLayout.columns
+    ),
 )
 # Published checkpoints hold one tensor per matrix and expert; transformers stacks those of a layer in memory.
 EXPERT = (

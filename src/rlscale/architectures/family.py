@@ -40,7 +40,11 @@ class Family:
     implied: Mapping[str, bool | int] = field(default_factory=dict)
     """Architecture fields that the family's code fixes, so that `config.json` does not contain them."""
     latent_attention: bool = False
-    """Multi-head latent attention, and experts chosen by sigmoid scores with a bias, as in DeepSeek-V3."""
+    """Multi-head latent attention, as in DeepSeek-V3."""
+    sigmoid_experts: bool = False
+    """Experts are chosen by sigmoid scores with a bias, as in DeepSeek-V3."""
+    wide_qk_norm: bool = False
+    """Queries and keys are normalised over all heads together, as in MiniMax-M2. False: each head by itself."""
     post_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added, as in GLM-4."""
     sliding_window: bool = False

@@ -62,6 +62,12 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         found = next((values[name] for name in names if values.get(name) is not None), None)
         if found is not None:
             fields[key] = found
+    if values.get("mlp_layer_types"):
+        # transformers 5 writes the kind of each layer; published files count the dense ones at the start.
+        fields["first_k_dense_replace"] = list(values["mlp_layer_types"]).count("dense")
+    if "num_experts" in fields and "intermediate_size" in fields:
+        # Families without dense layers have no other width.
+        fields.setdefault("moe_intermediate_size", fields["intermediate_size"])
     return fields
 
 

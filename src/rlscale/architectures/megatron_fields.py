@@ -10,6 +10,7 @@ from typing import Any
 from rlscale.architectures.family import find_family, names_with
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
+from rlscale.architectures.sigmoid_fields import check_sigmoid, sigmoid_fields
 from rlscale.errors import Problem, show
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -59,21 +60,23 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config_json: of a family that Megatron-core trains.
     """
-    fields = hf_fields(config_json)
+    fields, family = hf_fields(config_json), find_family(config_json.get("model_type"))
     found = {
         "normalization": "RMSNorm",
         "layernorm_epsilon": float(config_json.get("rms_norm_eps", 1e-6)),
         "gated_linear_unit": True,
         "add_bias_linear": False,
         "add_qkv_bias": bool(fields.get("attention_bias", False)),
-        "qk_layernorm": bool(fields.get("use_qk_norm", False)),
+        "qk_layernorm": bool(fields.get("use_qk_norm", False)) and not family.wide_qk_norm,
         "rotary_interleaved": False,
         # With dropout the logprobs before and after a step would not be comparable.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    if has_latent_attention(config_json):
-        found |= mla_fields(config_json)
+    if family.latent_attention:
+        found |= mla_fields()
+    if family.sigmoid_experts:
+        found |= sigmoid_fields(config_json)
     elif fields.get("num_experts"):
         found |= {
             "moe_layer_freq": _expert_layers(config_json, int(fields["num_layers"])),
@@ -82,7 +85,7 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
             "moe_router_score_function": "softmax",
             "moe_shared_expert_intermediate_size": None,
         }
-    return found | dict(find_family(config_json.get("model_type")).megatron_fields)
+    return found | dict(family.megatron_fields)
 
 
 def has_latent_attention(config_json: Mapping[str, Any]) -> bool:
@@ -100,6 +103,8 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
     problems = _check_layers(config_json)
     if has_latent_attention(config_json):
         problems += check_mla(config_json, fix=_USE_FSDP)
+    if find_family(config_json.get("model_type")).sigmoid_experts:
+        problems += check_sigmoid(config_json, fix=_USE_FSDP)
     problems += [
         _contradiction(f"model.{name}", given=keys.fields[name], found=found)
         for name, found in hf_fields(config_json).items()

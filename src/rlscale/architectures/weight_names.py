@@ -6,7 +6,7 @@ In names `{i}` is the layer, counted over the whole model, and `{j}` the expert.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -29,15 +29,13 @@ class Weight:
     megatron: str
     hf: tuple[str, ...]
     layout: TensorLayout = TensorLayout.whole
+    only_with: str | None = None  # attribute of `Architecture`; models without it do not have the weight
 
     def numbered(self, *, layer: int | str = "", expert: int | str = "") -> Weight:
         """The same weight with layer and expert filled into its names."""
         numbers = {"i": layer, "j": expert}
-        return Weight(
-            megatron=self.megatron.format(**numbers),
-            hf=tuple(name.format(**numbers) for name in self.hf),
-            layout=self.layout,
-        )
+        names = tuple(name.format(**numbers) for name in self.hf)
+        return replace(self, megatron=self.megatron.format(**numbers), hf=names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +50,21 @@ class HfNames:
     norms: tuple[Weight, ...] = ()  # at the end of every layer
     after: tuple[Weight, ...]
 
-    def layer_weights(self, index: int, *, num_experts: int) -> Iterator[tuple[Weight, int | None]]:
+    def layer_weights(
+        self, index: int, *, num_experts: int, without: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[Weight, int | None]]:
         """The weights of a layer, each with the index of its expert.
 
         Args:
             index: of the layer in the whole model.
             num_experts: experts of the layer. 0: a dense MLP.
+            without: features of `Weight.only_with` that the model does not have.
         """
+        for weight, expert in self._every_weight(index, num_experts=num_experts):
+            if weight.only_with not in without:
+                yield weight, expert
+
+    def _every_weight(self, index: int, *, num_experts: int) -> Iterator[tuple[Weight, int | None]]:
         for weight in self.attention:
             yield weight.numbered(layer=index), None
         for weight in self.router if num_experts else self.dense:

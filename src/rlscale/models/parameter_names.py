@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family, load_families
 from rlscale.architectures.hf_config import hf_fields, tiny_model_fields
 from rlscale.architectures.weight_names import Weight
@@ -46,11 +47,13 @@ def tiny_parameters(build: str, given: Mapping[str, Any]) -> list[str] | None:
     names = find_family(fields["model_type"]).hf_names
     if names is None:
         return None
+    without = Architecture.from_fields(fields).missing_features
     weights: list[Weight] = list(names.before)
     for layer in range(int(fields["num_layers"])):
         # One expert stands for all: in memory a layer has one tensor for the same matrix of all its experts.
         has_experts = "num_experts" in hf_fields(fields) and layer >= int(fields.get("first_k_dense_replace") or 0)
-        weights += [weight for weight, _ in names.layer_weights(layer, num_experts=int(has_experts))]
+        own = names.layer_weights(layer, num_experts=int(has_experts), without=without)
+        weights += [weight for weight, _ in own]
     weights += names.after
     tensors = [name for weight in weights for name in weight.hf]
     return in_memory(tensors, is_tied=bool(fields["tie_word_embeddings"]))

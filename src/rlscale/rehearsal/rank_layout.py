@@ -67,7 +67,8 @@ def planned_weights(a: Architecture, sizes: LayoutSizes, *, stages: Sequence[int
         yield _planned(a, sizes, weight, stage=0)
     for layer, stage in enumerate(stages):
         num_experts = a.num_experts if a.has_experts(layer) else 0
-        for weight, expert in names.layer_weights(layer, num_experts=num_experts):
+        weights = names.layer_weights(layer, num_experts=num_experts, without=a.missing_features)
+        for weight, expert in weights:
             yield _planned(a, sizes, weight, stage=stage, expert=expert)
     for weight in names.after:
         if weight.megatron != "output_layer.weight" or not a.tied:
@@ -142,8 +143,8 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
         "k_proj": (a.num_kv_heads * a.head_dim, hidden),
         "v_proj": (a.num_kv_heads * a.head_dim, hidden),
         "o_proj": (hidden, a.num_heads * a.value_width),
-        "q_norm": (a.head_dim, 1),
-        "k_norm": (a.head_dim, 1),
+        "q_norm": (a.qk_norm_widths[0], 1),
+        "k_norm": (a.qk_norm_widths[1], 1),
         "q_a_proj": (a.q_rank, hidden),
         "q_a_layernorm": (a.q_rank, 1),
         "q_b_proj": (a.num_heads * a.query_width, a.q_rank),

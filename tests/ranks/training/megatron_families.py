@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Glm4Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
+    PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -47,6 +52,7 @@ YARN_ROPE = {
     "original_max_position_embeddings": 32,
 }
 KIMI_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "num_key_value_heads": 4,
@@ -67,7 +73,16 @@ LATENT = {
 }
 """Fields of DeepSeek-V3: values are narrower than keys, two of four groups are chosen, one layer has no experts."""
 
-CONFIGS = {
+_LITE = ("num_key_value_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+SIGMOID = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
+
+CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SHARED),
     "qwen3_tied": Qwen3Config(**{**SHARED, "tie_word_embeddings": True}),
     "qwen3_deep": Qwen3Config(**{**SHARED, "num_hidden_layers": 4, "tie_word_embeddings": True}),
@@ -88,11 +103,24 @@ CONFIGS = {
 }
 
 
-def write_families(root: Path, *, dtype: torch.dtype = torch.float32) -> None:
-    """Writes one folder per name of `CONFIGS`. All tensors are random, norms and biases included."""
+NEWER: dict[str, PreTrainedConfig] = {
+    "glm4_moe": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=True),
+    "glm4_moe_air": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=False),
+    "glm4_moe_lite": Glm4MoeLiteConfig(**{**SHARED, **{n: v for n, v in LATENT.items() if n in _LITE}, **SIGMOID}),
+    "minimax_m2": MiniMaxM2Config(
+        **SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE
+    ),
+}
+"""Families that `test_megatron_families.py` compares."""
+
+
+def write_families(
+    root: Path, configs: Mapping[str, PreTrainedConfig] = CONFIGS, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """Writes one folder per config. All tensors are random, norms and biases included."""
     logging.disable_progress_bar()
     generator = torch.Generator().manual_seed(5)
-    for name, config in CONFIGS.items():
+    for name, config in configs.items():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():
             for key, parameter in model.named_parameters():

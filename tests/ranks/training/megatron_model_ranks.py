@@ -153,9 +153,8 @@ def bridge_agrees(path: str, sizes: Mapping[str, Any]) -> bool:
 class Case:
     """One parallel layout of one model."""
 
-    def __init__(self, name: str, root: Path) -> None:
-        family, sizes = CASES[name]
-        self.path, self.is_row = str(root / family), name.endswith("rows")
+    def __init__(self, family: str, sizes: Mapping[str, Any], root: Path, *, is_row: bool = False) -> None:
+        self.path, self.is_row = str(root / family), is_row
         megatron = MegatronConfig(**sizes)
         self.grid: ParallelDims = build_parallel_dims(megatron, seed=1)
         model = ModelConfig(use_hf_config_for_megatron=True)
@@ -243,10 +242,11 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
 
         faulthandler.dump_traceback_later(250, exit=True)
         for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
-            case = Case(name, root)
+            family, sizes = CASES[name]
+            case = Case(family, sizes, root, is_row=name.endswith("rows"))
             report[name] = {"exported": case.export_equals_folder(), **case.run()}
             if name in BRIDGED_CASES:
-                report[name]["bridged"] = bridge_agrees(case.path, CASES[name][1])
+                report[name]["bridged"] = bridge_agrees(case.path, sizes)
             parallel_state.destroy_model_parallel()
         report["converted"] = {name: conversion_round_trips(name, root, folder) for name in CONFIGS}
         report["megatron-lm"] = read_as_megatron_lm("qwen3", root, folder)

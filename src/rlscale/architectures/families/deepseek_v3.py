@@ -6,7 +6,6 @@ from rlscale.architectures.family import Family
 from rlscale.architectures.weight_names import HfNames, TensorLayout, Weight
 
 _ATTENTION, _HF_ATTENTION = f"{MEGATRON_LAYER}.self_attention", f"{HF_LAYER}.self_attn"
-_SHARED, _HF_SHARED = f"{MEGATRON_LAYER}.mlp.shared_experts", f"{HF_LAYER}.mlp.shared_experts"
 
 _INPUT_NORM = Weight(megatron=f"{MEGATRON_LAYER}.input_layernorm.weight", hf=(f"{HF_LAYER}.input_layernorm.weight",))
 # The down projections are replicated; the up projections are sharded by heads.
@@ -37,19 +36,7 @@ _KEYS_VALUES = (
         layout=TensorLayout.rows,
     ),
 )
-_ROUTER = (
-    *weights.ROUTER,
-    # A buffer on both sides, in float32 whatever the dtype of the weights is.
-    Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias", hf=(f"{HF_LAYER}.mlp.gate.e_score_correction_bias",)),
-    Weight(
-        megatron=f"{_SHARED}.linear_fc1.weight",
-        hf=(f"{_HF_SHARED}.gate_proj.weight", f"{_HF_SHARED}.up_proj.weight"),
-        layout=TensorLayout.gated,
-    ),
-    Weight(
-        megatron=f"{_SHARED}.linear_fc2.weight", hf=(f"{_HF_SHARED}.down_proj.weight",), layout=TensorLayout.columns
-    ),
-)
+_ROUTER = (*weights.ROUTER, weights.EXPERT_BIAS, *weights.SHARED_EXPERTS)
 
 
 def _names(queries: tuple[Weight, ...]) -> HfNames:
@@ -66,6 +53,7 @@ def _names(queries: tuple[Weight, ...]) -> HfNames:
 FAMILY = Family(
     name="deepseek_v3",
     latent_attention=True,
+    sigmoid_experts=True,
     hf_names=_names(_COMPRESSED_QUERIES),
     plain_query_names=_names(_PLAIN_QUERIES),
 )

@@ -33,14 +33,14 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
     if config.multi_latent_attention and config.q_lora_rank is None:
         names = family.plain_query_names
     assert names is not None, f"{family.name} has no table of weight names"
-    frequency = config.moe_layer_freq
+    frequency, without = config.moe_layer_freq, architecture.architecture.missing_features
     for weight in names.before:
         yield MappedWeight(weight=weight)
     for i in range(config.num_layers):
         # An int means that every layer has experts: other steps arrive as a list with one entry per layer.
         has_experts = config.num_moe_experts is not None and (isinstance(frequency, int) or bool(frequency[i]))
         num_experts = int(config.num_moe_experts) if has_experts else 0
-        for weight, expert in names.layer_weights(i, num_experts=num_experts):
+        for weight, expert in names.layer_weights(i, num_experts=num_experts, without=without):
             yield MappedWeight(weight=weight, layer=i, expert=expert)
     for weight in names.after:
         if weight.megatron != OUTPUT_LAYER or not architecture.is_tied:

@@ -25,9 +25,11 @@ from megatron.core.transformer.transformer_layer import (
     get_transformer_layer_offset,
 )
 
+from rlscale.architectures.family import Family
 from rlscale.training.megatron.model.attention import TorchAttention
 from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
 from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
+from rlscale.training.megatron.model.wide_norm import WideNormAttention
 
 
 class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-core has no types
@@ -54,12 +56,12 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-co
         return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
 
 
-def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int | None) -> TransformerBlockSubmodules:
+def block_spec(config: TransformerConfig, *, family: Family, vp_stage: int | None) -> TransformerBlockSubmodules:
     """The layers of one pipeline chunk and its final norm.
 
     Args:
         config: of the whole model.
-        has_post_norms: outputs of attention and MLP are normalised before the residual addition, as in GLM-4.
+        family: of the model.
         vp_stage: index of the chunk on this rank, with an interleaved pipeline; None without one.
     """
     provider = spec_provider()
@@ -68,8 +70,7 @@ def block_spec(config: TransformerConfig, *, has_post_norms: bool, vp_stage: int
     if config.num_moe_experts is not None and not isinstance(frequency, int):
         has_experts = [bool(each) for each in frequency]
     specs = {
-        each: _layer_spec(config, provider, has_experts=each, has_post_norms=has_post_norms)
-        for each in set(has_experts)
+        each: _layer_spec(config, provider, has_experts=each, family=family) for each in set(has_experts)
     }
     # has_experts is indexed by the layer in the whole model; this chunk has `number` layers from `first`.
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
@@ -91,9 +92,9 @@ def spec_provider() -> Any:
     return TorchSpecProvider()
 
 
-def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, has_post_norms: bool) -> ModuleSpec:
+def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, family: Family) -> ModuleSpec:
     norm, row = provider.layer_norm(rms_norm=True), provider.row_parallel_linear()
-    if has_post_norms:
+    if family.post_norms:
         row = with_post_norm(row, norm)
     if has_experts:
         mlp = get_moe_module_spec_for_backend(
@@ -110,7 +111,7 @@ def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, 
             input_layernorm=norm if is_latent else IdentityOp,
             self_attention=_latent_attention_spec(provider)
             if is_latent
-            else _attention_spec(config, provider, row=row),
+            else _attention_spec(config, provider, row=row, family=family),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm if has_experts else IdentityOp,
             mlp=mlp,
@@ -119,7 +120,7 @@ def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, 
     )
 
 
-def _attention_spec(config: TransformerConfig, provider: Any, *, row: type) -> ModuleSpec:
+def _attention_spec(config: TransformerConfig, provider: Any, *, row: type, family: Family) -> ModuleSpec:
     norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
         linear_qkv=provider.column_parallel_layer_norm_linear(),
@@ -128,7 +129,8 @@ def _attention_spec(config: TransformerConfig, provider: Any, *, row: type) -> M
         q_layernorm=norm,
         k_layernorm=norm,
     )
-    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+    kind = WideNormAttention if family.wide_qk_norm else SelfAttention
+    return ModuleSpec(module=kind, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
 
 
 def _latent_attention_spec(provider: Any) -> ModuleSpec:

@@ -197,12 +197,11 @@ def _make_builder(
     kind: type[MegatronDecoder], architecture: MegatronArchitecture, *, megatron: MegatronConfig, vp_stage: int | None
 ) -> ChunkBuilder:
     config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
-    has_post_norms = find_family(architecture.family).post_norms
     return ChunkBuilder(
         kind,
         {
             "config": config,
-            "transformer_layer_spec": block_spec(config, has_post_norms=has_post_norms, vp_stage=vp_stage),
+            "transformer_layer_spec": block_spec(config, family=find_family(architecture.family), vp_stage=vp_stage),
             "vocab_size": architecture.padded_vocab_size,
             "max_sequence_length": megatron.max_position_embeddings or architecture.hf_config.max_position_embeddings,
             "pre_process": parallel_state.is_pipeline_first_stage(**where),

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 
 from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.megatron_fields import check_architecture, has_latent_attention, megatron_fields
 from rlscale.config import MegatronConfig, ModelConfig
@@ -32,7 +33,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Defaults of rlscale for fields that `megatron` leaves unset."""
 
-MLA_DEFAULTS: Mapping[str, Any] = {
+BIAS_DEFAULTS: Mapping[str, Any] = {
     # As in transformers and the engines.
     "moe_router_dtype": "fp32",
     # An update would change the policy outside of its loss, between a sample's generation and its training.
@@ -87,9 +88,11 @@ def load_architecture(
     if problems:
         raise ConfigError(problems)
     core = _transformer_fields(config_json, megatron=megatron, dtype=dtype)
+    if find_family(config_json["model_type"]).sigmoid_experts:
+        core = {**BIAS_DEFAULTS, **core}
     if has_latent_attention(config_json):
         sizes = latent_sizes(hf_fields(config_json), config)
-        transformer = MLATransformerConfig(**{**MLA_DEFAULTS, **core, **sizes})
+        transformer = MLATransformerConfig(**{**core, **sizes})
     else:
         transformer = TransformerConfig(**core)
         for name, value in yarn_fields(config).items():
