@@ -50,7 +50,9 @@ def check_sigmoid(config_json: Mapping[str, Any], *, fix: str) -> list[Problem]:
     problems = check_supported_fields(supported, fix=fix)
     kinds = list(config_json.get("mlp_layer_types") or ())
     if kinds != sorted(kinds):
-        rule = "have all dense layers before those with experts in mlp_layer_types of its config.json with Megatron-core"
+        rule = (
+            "have all dense layers before those with experts in mlp_layer_types of its config.json with Megatron-core"
+        )
         problems.append(_problem(rule, show(kinds), fix))
     problems += _check_experts(fields, implied=find_family(config_json.get("model_type")).implied, fix=fix)
     if config_json.get("quantization_config"):

@@ -14,6 +14,7 @@ from rlscale.migration.findings import Finding, Kind
 from rlscale.migration.foreign_arguments import Argument, Project
 from rlscale.migration.model_option import choose_model
 from rlscale.migration.settings import Setting
+from rlscale.migration.shell_values import value_of
 from rlscale.migration.translation_draft import Conversion, TranslationDraft, place_as, translate, write_defaults
 
 SFT = "slime.rollout.sft_rollout.generate_rollout"
@@ -229,6 +230,24 @@ def _config(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     draft.report(argument, Kind.architecture, row.note)
 
 
+def _spec(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """The function that returns the layers of a model: slime's own ones belong to a family, others are the user's."""
+    if argument.value.split(".")[0] == "slime_plugins":
+        draft.report(argument, Kind.architecture, row.note)
+        return
+    # Megatron-LM takes a module and a name; one word is a function of its own modules.
+    name = ":".join(each for each in (value_of(text) for text in argument.values) if each)
+    draft.set(argument, row.key, Setting(value=name))
+
+
+def _role_file(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    if posixpath.basename(argument.value).rpartition(".")[0] in draft.reading.configs:
+        draft.report(argument, Kind.dropped, row.note)
+    else:
+        text = f"{argument.value or 'the file'} is not next to the script; copy it there, and migrate again"
+        draft.report(argument, Kind.lost, text)
+
+
 def _later(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     """Arguments of the architecture are placed together, when all are known."""
 
@@ -248,6 +267,8 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "opsm": _opsm,
         "opd": _opd,
         "weights": _weights,
+        "spec": _spec,
+        "role_file": _role_file,
         "zero": _zero,
         "config": _config,
         "model": _later,

@@ -1,11 +1,13 @@
-"""Config files that a command names: `--config-name` and `--config-path` of verl, `--config` of TRL.
+"""Config files that a command names: `--config-name` and `--config-path` of verl, `--config` of TRL, roles of slime.
 
-Their values come before the arguments of the command, which override them. Files are looked up next to the script, in
-the config path and in the current folder; a file that is not there is reported by the translation of its argument.
+Their values come before the arguments of the command, which override them; those of slime's roles come after them.
+Files are looked up next to the script, in the config path and in the current folder; a file that is not there is
+reported by the translation of its argument.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,10 +17,13 @@ import yaml
 
 from rlscale.migration.config_files import SUFFIXES, compose_file, file_arguments
 from rlscale.migration.foreign_arguments import Argument, Project, Reading
-from rlscale.migration.shell_values import Source
+from rlscale.migration.shell_values import Source, literal
 
 OWN_CONFIG = re.compile(r"(?:ppo|ppo_megatron|sft|sft_trainer_engine|dapo|dapo_megatron)_trainer|sft_trainer_engine")
 """Names of verl's own configurations, whose values are its defaults."""
+
+ROLES = "--megatron-config-path"
+"""slime's file with values for the actor, and others for the critic."""
 
 NAME_FLAGS, PATH_FLAGS = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
 
@@ -29,13 +34,15 @@ def read_named_configs(reading: Reading, script: Path | None, given: Mapping[str
     Args:
         script: the input; None: a bare command line.
     """
-    flags = NAME_FLAGS if reading.project is Project.verl else ("config",)
+    flags = {Project.verl: NAME_FLAGS, Project.trl: ("config",), Project.slime: (ROLES,)}[reading.project]
     named = next((each for each in reversed(reading.arguments) if each.name in flags and each.value), None)
-    if named is None or reading.project is Project.slime or Path(named.value).stem in reading.configs:
+    if named is None or Path(named.value).stem in reading.configs:
         return
     folders = list(_folders(reading, script))
-    found = list(_read(named.value, folders, named.source, reading, given))
-    whole = [*found, *reading.arguments]
+    if reading.project is Project.slime:
+        whole = [*reading.arguments, *_read_roles(named.value, folders, reading)]
+    else:
+        whole = [*_read(named.value, folders, named.source, reading, given), *reading.arguments]
     reading.arguments = [replace(argument, index=index) for index, argument in enumerate(whole)]
 
 
@@ -77,6 +84,33 @@ def _read(
             if len(reading.configs) == before:
                 reading.notes.append((place, f"names the config {below}, which does not exist here"))
     yield from file_arguments(root, path, reading.project, given)
+
+
+def _read_roles(name: str, folders: list[Path], reading: Reading) -> Iterator[Argument]:
+    """The values of each role of slime: those of the actor are arguments of the command, others `<role>.<name>`."""
+    places = [folder / each for folder in folders for each in (name, Path(name).name)]
+    path = next((each for each in places if each.is_file()), None)
+    root = None if path is None else compose_file(path)
+    if path is None or root is None:
+        return
+    reading.configs.append(Path(name).stem)
+    for key, roles in root.value:
+        entries = roles.value if key.value == "megatron" and isinstance(roles, yaml.SequenceNode) else []
+        for entry in entries:
+            yield from _role(entry, str(path))
+
+
+def _role(entry: yaml.Node, file: str) -> Iterator[Argument]:
+    """The overrides of one role, each with its line."""
+    parts = {key.value: value for key, value in entry.value} if isinstance(entry, yaml.MappingNode) else {}
+    role, overrides = parts.get("role"), parts.get("overrides")
+    name = "actor" if role is None else str(role.value)
+    for key, value in overrides.value if isinstance(overrides, yaml.MappingNode) else ():
+        source = Source(file=file, line=key.start_mark.line + 1)
+        is_plain = isinstance(value, yaml.ScalarNode)
+        shown = value.value if is_plain else json.dumps(yaml.SafeLoader("").construct_object(value, deep=True))
+        own = f"--{key.value.replace('_', '-')}" if name == "actor" else f"{name}.{key.value}"
+        yield Argument(name=own, values=(literal(shown, source),), source=source, index=0)
 
 
 def _defaults(root: yaml.MappingNode) -> Iterator[tuple[str, int]]:

@@ -107,9 +107,7 @@ NEWER: dict[str, PreTrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=True),
     "glm4_moe_air": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=False),
     "glm4_moe_lite": Glm4MoeLiteConfig(**{**SHARED, **{n: v for n, v in LATENT.items() if n in _LITE}, **SIGMOID}),
-    "minimax_m2": MiniMaxM2Config(
-        **SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE
-    ),
+    "minimax_m2": MiniMaxM2Config(**SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE),
 }
 """Families that `test_megatron_families.py` compares."""
 

@@ -99,3 +99,52 @@ def test_a_named_file_that_is_no_mapping(tmp_path: Path, text: str) -> None:
     else:
         with pytest.raises(rlscale.ConfigError, match=r"input must be valid YAML or JSON"):
             translate(tmp_path, "--config-name mine")
+
+
+ROLES = """\
+megatron:
+  - name: default
+    role: actor
+    overrides:
+      lr: 2e-6
+      sequence_parallel: true
+  - name: default
+    role: critic
+    overrides:
+      lr: 1e-5
+      load: /models/value
+      lr_warmup_iters: 10
+      num_nodes: 2
+      tensor_model_parallel_size: 2
+"""
+SLIME = "python3 train.py --hf-checkpoint Qwen/Qwen3-8B --advantage-estimator ppo --lr 1e-6 {}\n"
+
+
+def translate_slime(folder: Path, flags: str) -> Migration:
+    (folder / "run.sh").write_text(SLIME.format(flags))
+    return rlscale.migrate(folder / "run.sh")
+
+
+def test_the_roles_of_slime_are_read(tmp_path: Path) -> None:
+    (tmp_path / "roles.yaml").write_text(ROLES)
+    found = translate_slime(tmp_path, "--megatron-config-path /root/roles.yaml")
+    own = values(found)
+    assert own["optim.lr"] == 2e-6 and own["megatron.sequence_parallel"] is True
+    assert own["critic.lr"] == 1e-5 and own["critic.load"] == "/models/value" and own["critic.lr_warmup_iters"] == 10
+    assert [each.subject for each in found.losses] == ["critic.tensor_model_parallel_size 2"]
+    assert "replaced by `--lr 2e-6`" in found.report()
+
+
+def test_roles_that_are_not_there_are_reported(tmp_path: Path) -> None:
+    (lost,) = translate_slime(tmp_path, "--megatron-config-path roles.yaml").losses
+    assert lost.text == "roles.yaml is not next to the script; copy it there, and migrate again"
+
+
+def test_a_layer_function_becomes_the_model_provider(tmp_path: Path) -> None:
+    found = translate_slime(tmp_path, "--spec mine.layers my_spec")
+    assert values(found)["model.custom_model_provider_path"] == "mine.layers:my_spec"
+    (hook,) = [each for each in found.places.values() if each.kind is Kind.hook]
+    assert hook.key == "model.custom_model_provider_path"
+    own = translate_slime(tmp_path, "--spec slime_plugins.models.glm4 get_glm_spec")
+    assert "model.custom_model_provider_path" not in values(own)
+    assert "the architecture is read from config.json" in own.report()

@@ -34,9 +34,7 @@ FAMILY = Family(
         dense=(),
         router=(
             Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.weight", hf=(f"{_HF_MOE}.gate.weight",)),
-            Weight(
-                megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias", hf=(f"{_HF_MOE}.e_score_correction_bias",)
-            ),
+            Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias", hf=(f"{_HF_MOE}.e_score_correction_bias",)),
             Weight(
                 megatron=f"{MEGATRON_LAYER}.pre_mlp_layernorm.weight",
                 hf=(f"{HF_LAYER}.post_attention_layernorm.weight",),

@@ -69,9 +69,7 @@ def block_spec(config: TransformerConfig, *, family: Family, vp_stage: int | Non
     has_experts = [config.num_moe_experts is not None] * config.num_layers
     if config.num_moe_experts is not None and not isinstance(frequency, int):
         has_experts = [bool(each) for each in frequency]
-    specs = {
-        each: _layer_spec(config, provider, has_experts=each, family=family) for each in set(has_experts)
-    }
+    specs = {each: _layer_spec(config, provider, has_experts=each, family=family) for each in set(has_experts)}
     # has_experts is indexed by the layer in the whole model; this chunk has `number` layers from `first`.
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     number = get_num_layers_to_build(config, vp_stage=vp_stage)
