@@ -7,6 +7,7 @@ RUNNABLE = (
     "code_warmup",
     "deepseek_r1",
     "framework_agent",
+    "glm45_355b_a32b",
     "glm4_9b_dapo",
     "guess",
     "guess_warmup",
@@ -30,8 +31,8 @@ RUNNABLE = (
 AGENT_EXAMPLES = ("calculator", "code", "framework_agent", "guess", "search", "two_agents")
 """Recipes that `on=qwen3_4b` makes recipes for Qwen3-4B."""
 
-CUT = ("deepseek_r1",)
+CUT = ("deepseek_r1", "glm45_355b_a32b")
 """Recipes with more than 32 processes, whose layout a rehearsal cuts."""
 
-WAITING = {"glm45_355b_a32b": "train.backend"}
+WAITING: dict[str, str] = {}
 """Recipe -> the key that this version does not support yet. Its rehearsal reports the key; it is never removed."""

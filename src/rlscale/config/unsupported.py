@@ -47,7 +47,7 @@ class SupportedValues:
 UNSUPPORTED: tuple[UnsupportedFeature, ...] = ()
 
 
-WAITING_OPTIONS: Mapping[str, str] = MappingProxyType({"experiment=glm45_355b_a32b": "glm4_moe with Megatron-core"})
+WAITING_OPTIONS: Mapping[str, str] = MappingProxyType({})
 """`group=option` -> the feature that it waits for."""
 
 

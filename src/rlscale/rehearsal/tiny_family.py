@@ -27,6 +27,8 @@ EXPERT_COUNT_NAMES = {
     "deepseek_v3": "n_routed_experts",
     "kimi_k2": "n_routed_experts",
     "glm4_moe": "n_routed_experts",
+    "glm4_moe_lite": "n_routed_experts",
+    "minimax_m2": "num_local_experts",
     "mixtral": "num_local_experts",
 }
 """Family -> the name of its number of experts in `config.json`. All others have `num_experts`."""

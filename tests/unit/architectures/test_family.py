@@ -134,7 +134,12 @@ def test_the_name_mapping_supports_a_family_of_one_file(embedded: bool) -> None:
     transformer = SimpleNamespace(
         multi_latent_attention=False, num_layers=2, num_moe_experts=None, moe_layer_freq=1, q_lora_rank=None
     )
-    architecture: Any = SimpleNamespace(family="llama_next", transformer=transformer, is_tied=True)
+    architecture: Any = SimpleNamespace(
+        family="llama_next",
+        transformer=transformer,
+        is_tied=True,
+        architecture=Architecture.from_config_json(CONFIG_JSON),
+    )
     by_name = {mapped.weight.megatron: mapped.weight for mapped in map_weights(architecture)}
     assert by_name["decoder.layers.1.mlp.linear_fc1.weight"].hf == ("model.layers.1.mlp.gate_and_up.weight",)
     assert "output_layer.weight" not in by_name and len(by_name) == 2 + 2 * 8

@@ -63,7 +63,8 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
     [
         (
             {"model_type": "gpt_oss"},
-            "model.model_type must be one of deepseek_v3, glm4, kimi_k2, llama, qwen2, qwen3, qwen3_moe",
+            "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, minimax_m2, "
+            "qwen2, qwen3, qwen3_moe",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),

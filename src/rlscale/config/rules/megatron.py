@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
 from rlscale.config.rules.conditions import uses_megatron
+from rlscale.config.rules.model import architecture_field
+from rlscale.config.rules.parallel import nearest_divisor
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -36,6 +39,18 @@ def experts_need_sequence_parallel(config: RunConfig) -> list[Problem]:
         return []
     rule = f"be true for a model with experts and megatron.tensor_model_parallel_size={tensor}"
     return [Problem(path="megatron.sequence_parallel", rule=rule, value="false", fix="set it to true")]
+
+
+@rule
+def ranks_divide_key_heads_with_wide_norms(config: RunConfig) -> list[Problem]:
+    """A norm over all heads needs each key head on one tensor-parallel rank only."""
+    family, heads = architecture_field(config.model, "model_type"), config.model.num_key_value_heads
+    tensor = config.megatron.tensor_model_parallel_size
+    if not uses_megatron(config) or heads is None or not find_family(family).wide_qk_norm or heads % tensor == 0:
+        return []
+    rule = f"divide model.num_key_value_heads={heads} with model.model_type={family}"
+    path, fix = "megatron.tensor_model_parallel_size", f"set it to {nearest_divisor(heads, tensor)}"
+    return [Problem(path=path, rule=rule, value=show(tensor), fix=fix)]
 
 
 @rule

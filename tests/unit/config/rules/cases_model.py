@@ -44,6 +44,15 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"model.build": "tiny_deepseek_v3", "rollout.engine": "sglang"},
     ),
     (
+        "ranks_divide_key_heads_with_wide_norms",
+        {**MEGATRON, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "minimax_m2"}
+        | {"model.num_key_value_heads": 8, "megatron.tensor_model_parallel_size": 16},
+        "megatron.tensor_model_parallel_size must divide model.num_key_value_heads=8 with "
+        "model.model_type=minimax_m2, got 16; set it to 8",
+        {**MEGATRON, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "minimax_m2"}
+        | {"model.num_key_value_heads": 8, "megatron.tensor_model_parallel_size": 8},
+    ),
+    (
         "expert_counts_are_consistent",
         {"model.num_experts": 8, "model.num_experts_per_tok": 9},
         "model.num_experts_per_tok must be at most model.num_experts=8, got 9",
