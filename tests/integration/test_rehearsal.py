@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.integration.conftest import Command
-from tests.recipes import AGENT_EXAMPLES, CUT, RUNNABLE, WAITING
+from tests.recipes import AGENT_EXAMPLES, CUT, RUNNABLE
 
 IN_CI = ("qwen3_30b_a3b_gspo", "qwen3_4b_grpo")
 """A Megatron-core recipe with expert parallelism and an engine of 8 GPUs, and an FSDP recipe with separate engines."""
@@ -39,13 +39,6 @@ def test_a_recipe_trains_two_rollouts_in_its_own_layout(command: Command, experi
     assert (command.run_dir / "run" / "hf" / "model.safetensors").exists()
     assert list((command.run_dir / "run" / "checkpoints").iterdir())
     assert not command.left_over()
-
-
-def test_a_recipe_that_waits_starts_nothing(command: Command) -> None:
-    (experiment,) = WAITING
-    done = command.run(f"experiment={experiment}", "on=rehearsal", small=False)
-    assert done.code == 2 and f"{WAITING[experiment]} must be fsdp" in done.err
-    assert not command.run_dir.exists()
 
 
 @pytest.mark.nightly
