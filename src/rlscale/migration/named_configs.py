@@ -110,7 +110,9 @@ def _role(entry: yaml.Node, file: str) -> Iterator[Argument]:
         is_plain = isinstance(value, yaml.ScalarNode)
         shown = value.value if is_plain else json.dumps(yaml.SafeLoader("").construct_object(value, deep=True))
         own = f"--{key.value.replace('_', '-')}" if name == "actor" else f"{name}.{key.value}"
-        yield Argument(name=own, values=((literal(shown, source),),), source=source, index=0)
+        # A flag of the command has no value.
+        values = () if shown == "true" else ((literal(shown, source),),)
+        yield Argument(name=own, values=values, source=source, index=0)
 
 
 def _defaults(root: yaml.MappingNode) -> Iterator[tuple[str, int]]:
