@@ -36,6 +36,10 @@ ENDS = {"stop": SampleStatus.completed, "length": SampleStatus.truncated, "abort
 FORKS, CONVERSATIONS = "num_forks", "num_conversations"
 """Entries of the metadata of a trajectory: histories that no bridge could extend, and paths with their own prompt."""
 
+CONTINUED, RESTARTED = "num_continued", "num_restarted"
+"""Entries of the metadata of an agent's trajectory that a rollout aborted: how often a later one continued its turns,
+and how often it began again."""
+
 
 class WeightSpan(NamedTuple):
     """Consecutive tokens that one version of the weights generated."""
@@ -195,8 +199,14 @@ class Trajectory:
 
     def restart(self) -> None:
         """Forgets all turns, for a fresh start after a failure."""
-        self.turns, self.metadata = [], {}
+        self.turns = []
+        self.metadata = {RESTARTED: self.metadata[RESTARTED]} if RESTARTED in self.metadata else {}
         self.status, self.failure, self.reward = SampleStatus.pending, None, None
+
+    def restart_aborted(self) -> None:
+        """Forgets what an earlier rollout generated before it aborted the trajectory, and counts that."""
+        self.metadata[RESTARTED] = self.metadata.get(RESTARTED, 0) + 1
+        self.restart()
 
     @property
     def num_sampled(self) -> int:
@@ -237,6 +247,7 @@ class Trajectory:
                     num_tokens=len(turn.token_ids),
                     sampled=turn.sampled,
                     messages=turn.messages,
+                    text=turn.text if turn.messages else "",
                     interval_s=turn.interval_s,
                 )
                 for number, turn in zip(numbers, turns, strict=True)
@@ -286,7 +297,10 @@ def _last_answer(turns: Sequence[Turn]) -> dict[str, str]:
 
 
 def trajectory_from_sample(sample: Sample) -> Trajectory:
-    """The trajectory of a single path, with a turn for each run of equal loss mask. The inverse of `samples`."""
+    """The trajectory of a single path. The inverse of `samples`.
+
+    Its turns are those of the sample if they have messages, else the runs of equal loss mask.
+    """
     return trajectory_from_samples([sample])
 
 
@@ -306,10 +320,47 @@ def trajectory_from_samples(samples: Sequence[Sample], *, prompt: Prompt | None 
         metadata=dict(first.metadata),
         reward=first.reward,
     )
-    for sample in samples:
-        _add_path(trajectory, sample, keeps_empty=len(samples) > 1)
+    if len(samples) == 1 and _knows_turns(first):
+        _add_turns(trajectory, first)
+    else:
+        for sample in samples:
+            _add_path(trajectory, sample, keeps_empty=len(samples) > 1)
     trajectory.status, trajectory.failure = first.status, first.failure
     return trajectory
+
+
+def _knows_turns(sample: Sample) -> bool:
+    """Whether the turns have messages and are those of the columns, which functions of the user may have changed."""
+    sampled = np.repeat([turn.sampled for turn in sample.turns], [turn.num_tokens for turn in sample.turns])
+    return any(turn.messages for turn in sample.turns) and np.array_equal(sampled, sample.loss_mask)
+
+
+def _add_turns(trajectory: Trajectory, sample: Sample) -> None:
+    ids, end = sample.tokens[sample.prompt_len :], 0
+    for number, known in enumerate(sample.turns):
+        start, end = end, end + known.num_tokens
+        trajectory.extend(
+            ids[start:end],
+            logprobs=sample.rollout_logprobs[start:end],
+            weight_versions=sample.weight_versions[start:end],
+            sampled=known.sampled,
+            text=known.text,
+            parent=number - 1 if number else None,
+        )
+        turn = trajectory.turns[number]
+        turn.messages, turn.interval_s = known.messages, known.interval_s
+    # The texts of the turns say which is the last answer.
+    trajectory.metadata.pop(ANSWER, None)
+    trajectory.turns[-1].routes = sample.routes
+    _begin_path(trajectory.turns[0], trajectory, sample)
+
+
+def _begin_path(turn: Turn, trajectory: Trajectory, sample: Sample) -> None:
+    """Sets what the first turn of a path has of the whole path."""
+    # The turns of later images are not stored: all of them come before the path continues.
+    turn.images = sample.images[len(sample.prompt.images) :]
+    if sample.prompt != trajectory.prompt:
+        turn.prompt = sample.prompt
 
 
 def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> None:
@@ -335,10 +386,7 @@ def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> N
             parent=parent,
         )
         if not start:
-            # The turns of later images are not stored: all of them come before the path continues.
-            trajectory.turns[parent].images = sample.images[len(sample.prompt.images) :]
-        if not start and sample.prompt != trajectory.prompt:
-            trajectory.turns[parent].prompt = sample.prompt
+            _begin_path(trajectory.turns[parent], trajectory, sample)
     if sample.routes is not None and parent is not None:
         trajectory.turns[parent].routes = sample.routes
 

@@ -237,12 +237,13 @@ REWARDS, REWARD_WEIGHTS = "rewards", "reward_weights"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleTurn:
-    """Part of a sample that one turn added, for logs."""
+    """Part of a sample that one turn added: for logs, and to continue an aborted trajectory of an agent."""
 
     number: int  # of the turn in its trajectory; paths that share a turn have the same number there
     num_tokens: int
     sampled: bool
     messages: tuple[Mapping[str, Any], ...] = ()  # that the turn added; empty: not known
+    text: str = ""  # of the tokens, with `messages` only
     interval_s: tuple[float, float] | None = None  # of its request, in seconds since the epoch
 
 
@@ -274,7 +275,7 @@ class Sample:
     metadata: dict[str, Any] = field(default_factory=dict)
     routes: RouteIds | None = None  # [tokens, layers, chosen] by the engine
     images: "tuple[Image, ...]" = ()  # of the prompt and of later turns, in the order of their placeholders
-    turns: tuple[SampleTurn, ...] = ()  # of the response, for logs; empty: not known, e.g. after a resume
+    turns: tuple[SampleTurn, ...] = ()  # of the response; empty: not known, e.g. after a resume
     teacher: "TeacherScores | None" = None  # [R] by the server of `model.teacher_url`
 
     def __post_init__(self) -> None:
@@ -323,8 +324,7 @@ class Sample:
 
         Args:
             trainable: false for tokens that the policy did not generate (tool output).
-            routes: of all tokens so far except the last, [tokens - 1, layers, chosen]. A token keeps the first route
-                it gets, which it was generated with; the route of the others stays unknown until a later call.
+            routes: of all tokens but the last, [tokens - 1, layers, chosen]. A token keeps the first one that it gets.
         """
         num = len(token_ids)
         assert num == len(logprobs) == len(weight_versions), "columns of a sample must have equal length"

@@ -31,7 +31,7 @@ from rlscale.protocols import EXHAUSTED_BUDGET, FAILED_CALL, AgentGateway, Sessi
 from rlscale.rollout.generate_call import TrajectoryFailed
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.user_generate import BLOCKED, ThreadSession, UserGenerate
-from rlscale.trajectory import Trajectory
+from rlscale.trajectory import RESTARTED, Trajectory
 from rlscale.types import Failure, FailureCause, SampleStatus
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class AgentRunner:
 
     async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
         """Runs an agent, and again if the agent of another trajectory blocked its event loop."""
-        if trajectory.turns:
+        if trajectory.status == SampleStatus.aborted:
             trajectory.restart()  # an earlier rollout ended before the agent; it cannot be continued
         async with self._admission.admit() as admitted:
             failure: Failure | None = BLOCKED
@@ -123,6 +123,7 @@ class AgentRunner:
                 await self._run_until_stopped(attempt, trajectory, session)
                 if attempt.result is None and attempt.failure is None:
                     failure = Failure(cause=FailureCause.controller, message="the rollout ended before the agent")
+                    trajectory.restart_aborted()
                     _abort(trajectory)
                     return None
                 if attempt.failure is BLOCKED:
@@ -222,7 +223,8 @@ class AgentRunner:
         _check_newest(tree, session)
         failure = _too_old(trajectory, tree, session) or _cause(trajectory, tree, attempt)
         trajectory.turns, trajectory.status = tree.turns, tree.status
-        trajectory.metadata = dict(tree.metadata)
+        known = {name: value for name, value in trajectory.metadata.items() if name == RESTARTED}
+        trajectory.metadata = known | tree.metadata
         if attempt.result is not None:
             trajectory.metadata |= attempt.result.metadata
             trajectory.reward = attempt.result.reward

@@ -1,15 +1,15 @@
 """The conversation of one trajectory with the policy, within the budgets of the config."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlscale.errors import EngineError, RenderError
-from rlscale.renderers.conversation_tree import ConversationTree
+from rlscale.renderers.conversation_tree import ConversationTree, PreparedRequest
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer, ToolSpec
 from rlscale.rollout.generate_call import TrajectoryFailed
-from rlscale.rollout.generate_session import FULL, GenerateSession
+from rlscale.rollout.generate_session import ABORTED, FULL, GenerateSession
 from rlscale.trajectory import Trajectory
 from rlscale.types import AGENT, Failure, FailureCause, Generation, SampleStatus
 
@@ -29,6 +29,11 @@ class AgentCounts:
     tool_failed: int = 0  # calls that failed, those that a further call repaired included
     step_rewards: list[float] = field(default_factory=list)  # of an environment
 
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "AgentCounts":
+        """The inverse of `to_metadata`, of the metadata of a sample."""
+        return cls(**metadata[AGENT])
+
     def to_metadata(self) -> dict[str, Any]:
         """The counts by name."""
         return {
@@ -40,11 +45,19 @@ class AgentCounts:
         }
 
 
+def can_continue(trajectory: Trajectory) -> bool:
+    """Whether the conversation of an aborted trajectory can be rebuilt: one path, whose turns have their messages."""
+    turns = trajectory.turns
+    is_path = all(turn.parent == (number - 1 if number else None) for number, turn in enumerate(turns))
+    is_aborted = bool(turns) and turns[-1].sampled and trajectory.status == SampleStatus.aborted
+    return is_aborted and is_path and all(turn.messages for turn in turns) and AGENT in trajectory.metadata
+
+
 class AgentConversation:
     """Requests of one trajectory. Its messages are those of the request after the next answer.
 
     Args:
-        trajectory: without turns.
+        trajectory: without turns, or an aborted one for `resume`.
         max_turns: answers of the policy.
 
     Example:
@@ -68,6 +81,17 @@ class AgentConversation:
         self._trajectory, self._session, self._tools = trajectory, session, tuple(tools)
         self._max_turns = max_turns
         self._tree, self._renderer = ConversationTree(trajectory, renderer), renderer
+        self._begun: PreparedRequest | None = None  # whose answer, the last turn, an earlier rollout has begun
+        self._num_before = trajectory.num_sampled  # tokens of earlier rollouts
+
+    def resume(self) -> None:
+        """Continues an aborted trajectory, see `can_continue`: the next answer is the rest of its last turn."""
+        trajectory = self._trajectory
+        if (own := trajectory.turns[0].prompt) is not None:
+            trajectory.prompt, trajectory.turns[0].prompt = own, None
+        self.counts = AgentCounts.from_metadata(trajectory.metadata)
+        self.counts.turns -= 1  # it is counted when it is complete
+        self.messages, self._begun = self._tree.reopen(self.messages, self._tools)
 
     def add(self, *messages: Message) -> None:
         """Adds messages that the next answer follows."""
@@ -83,19 +107,14 @@ class AgentConversation:
         if self.counts.turns >= self._max_turns:
             self._trajectory.status = SampleStatus.truncated
             raise failed(FailureCause.budget, f"agent.max_turns={self._max_turns} is used up")
-        try:
-            # In a thread: a long conversation takes milliseconds, in which the loop would answer no one.
-            request = await asyncio.to_thread(self._tree.prepare, self.messages, self._tools)
-        except RenderError as error:
-            raise failed(FailureCause.controller, f"the messages cannot be rendered: {error}") from error
-        # Later requests extend the first one, or have their own prompts in the tree.
-        if not self._trajectory.turns:
-            self._set_prompt(request.token_ids)
-        generation = await self._generate(request.token_ids)
-        if generation.finish_reason == "length" and not generation.output_ids:
+        begun = self._begun
+        request = begun or await self._prepare()
+        generation = await self._generate(request.token_ids if begun is None else self._trajectory.token_ids())
+        if generation.finish_reason == "length" and not generation.output_ids and begun is None:
             self._trajectory.status = SampleStatus.truncated
             raise failed(FailureCause.budget, "the tokens of the trajectory are used up")
-        answer = self._tree.add(request, generation)
+        add, self._begun = self._tree.add if begun is None else self._tree.add_rest, None
+        answer = add(request, generation)
         self.counts.turns += 1
         # A cut answer may contain half of a tool call: no tool is called.
         if generation.finish_reason == "abort":
@@ -105,6 +124,17 @@ class AgentConversation:
         self.messages.append(answer.to_message())
         return answer
 
+    async def _prepare(self) -> PreparedRequest:
+        try:
+            # In a thread: a long conversation takes milliseconds, in which the loop would answer no one.
+            request = await asyncio.to_thread(self._tree.prepare, self.messages, self._tools)
+        except RenderError as error:
+            raise failed(FailureCause.controller, f"the messages cannot be rendered: {error}") from error
+        # Later requests extend the first one, or have their own prompts in the tree.
+        if not self._trajectory.turns:
+            self._set_prompt(request.token_ids)
+        return request
+
     def _set_prompt(self, token_ids: Sequence[int]) -> None:
         """Makes the first request the prompt of the trajectory: it has the tools, which the row's own may lack."""
         prompt, tokenizer = self._trajectory.prompt, self._session.tokenizer
@@ -112,7 +142,9 @@ class AgentConversation:
             return
         text = prompt.text if tokenizer is None else tokenizer.decode(list(token_ids), skip_special_tokens=False)
         assert isinstance(text, str), "decoding one list of ids gives one text"
-        self._trajectory.prompt = replace(prompt, token_ids=tuple(token_ids), text=text)
+        # The messages stay those of the row, also of one without a chat template.
+        messages = prompt.conversation
+        self._trajectory.prompt = replace(prompt, token_ids=tuple(token_ids), text=text, messages=messages)
 
     async def _generate(self, token_ids: Sequence[int]) -> Generation:
         """One answer; all answers share the tokens of the trajectory."""
@@ -126,8 +158,14 @@ class AgentConversation:
             min_new_tokens=min(given.min_new_tokens, left),
             stop_token_ids=tuple(dict.fromkeys((*given.stop_token_ids, *self._renderer.stop_ids))),
         )
+        round_tokens = self._session.round_tokens
+        if round_tokens is not None:
+            # All answers of a round share its tokens.
+            round_tokens -= self._trajectory.num_sampled - self._num_before
+            if round_tokens <= 0:
+                return ABORTED
         # Open requests of an engine have different names.
-        own = replace(self._session, rid=f"{self._session.rid}-{self.counts.turns}")
+        own = replace(self._session, rid=f"{self._session.rid}-{self.counts.turns}", round_tokens=round_tokens)
         return await own.generate(token_ids, params)
 
 

@@ -9,10 +9,10 @@ from rlscale.agents.environment_pool import EnvironmentFailed, EnvironmentLease,
 from rlscale.config.groups.agent import AgentConfig, EnvironmentReward
 from rlscale.renderers.renderer import ParsedAnswer, Renderer
 from rlscale.rollout.generate_session import GenerateSession
-from rlscale.trajectory import CONVERSATIONS, FORKS, Trajectory
+from rlscale.trajectory import CONVERSATIONS, FORKS, RESTARTED, Trajectory
 from rlscale.types import AGENT, Failure, FailureCause
 
-_RESERVED = (AGENT, FORKS, CONVERSATIONS)
+_RESERVED = (AGENT, FORKS, CONVERSATIONS, RESTARTED)
 """Entries of the metadata that an environment cannot set."""
 
 
@@ -36,7 +36,7 @@ class EnvironmentAgent:
 
     async def _run(self, trajectory: Trajectory, session: GenerateSession) -> None:
         if trajectory.turns:
-            trajectory.restart()  # an environment cannot continue an aborted one
+            trajectory.restart_aborted()  # an environment cannot continue one
         prompt = trajectory.prompt
         task = Task(
             index=prompt.index,

@@ -42,6 +42,7 @@ class McpTools:
         self.specs = list(specs)
         self._server, self._timeout_s, self._max_chars = server, config.tool_timeout_s, config.max_tool_chars
         self._is_shared = config.mcp_sessions == McpSessions.shared
+        self.keeps_state = not self._is_shared
         self._sessions: dict[Owner, _Session] = {}
         self._closing: set[asyncio.Task[None]] = set()
 

@@ -40,6 +40,8 @@ class SandboxTools:
         pool: None: the sandboxes of the config.
     """
 
+    keeps_state = True
+
     def __init__(self, config: SandboxConfig, *, max_chars: int, pool: SandboxPool | None = None) -> None:
         self.specs = [python.spec]
         self._pool = pool or open_pool(config)

@@ -8,19 +8,21 @@ messages of the row ──> engine ──> answer ── without calls ──> e
 import asyncio
 from collections.abc import Sequence
 
-from rlscale.agents.conversation import AgentConversation, failed, keep_counts, run_attempt
+from rlscale.agents.conversation import AgentConversation, can_continue, failed, keep_counts, run_attempt
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
 from rlscale.rollout.generate_session import GenerateSession
-from rlscale.trajectory import Trajectory
+from rlscale.trajectory import CONTINUED, Trajectory
 from rlscale.types import Failure
 
 
 class ToolAgent:
     """Lets the policy call tools until it answers without a call; see `group_generator.Generate`.
 
-    A wrong call is a result that names the error. A tool that failed is handled as `agent.on_tool_error` says.
+    A trajectory that an earlier rollout aborted continues with its turns. It begins again if one of its tools has kept
+    a state for it. A wrong call is a result that names the error. A tool that failed is handled as
+    `agent.on_tool_error` says.
     """
 
     def __init__(self, box: ToolBox, renderer: Renderer, config: AgentConfig) -> None:
@@ -31,8 +33,9 @@ class ToolAgent:
         return await run_attempt(self._run(trajectory, session), trajectory, timeout_s=self._config.timeout_s)
 
     async def _run(self, trajectory: Trajectory, session: GenerateSession) -> None:
-        if trajectory.turns:
-            trajectory.restart()  # the messages of an aborted one are not kept
+        is_continued = can_continue(trajectory) and not self._has_lost_state(trajectory)
+        if trajectory.turns and not is_continued:
+            trajectory.restart_aborted()
         talk = AgentConversation(
             trajectory,
             session,
@@ -41,6 +44,9 @@ class ToolAgent:
             tools=self._box.specs,
             max_turns=self._config.max_turns,
         )
+        if is_continued:
+            trajectory.metadata[CONTINUED] = trajectory.metadata.get(CONTINUED, 0) + 1
+            talk.resume()
         try:
             while (answer := await talk.answer()) is not None:
                 messages = await self._results(answer, talk)
@@ -50,6 +56,12 @@ class ToolAgent:
         finally:
             keep_counts(trajectory, talk.counts)
             await self._box.release(talk)
+
+    def _has_lost_state(self, trajectory: Trajectory) -> bool:
+        """Whether the aborted attempt called a tool that kept something for it, e.g. the files of its sandbox."""
+        messages = (message for turn in trajectory.turns[:-1] if turn.sampled for message in turn.messages)
+        calls = (call for message in messages for call in message.get("tool_calls", ()))
+        return any(self._box.keeps_state(call["function"]["name"]) for call in calls)
 
     async def _results(self, answer: ParsedAnswer, talk: AgentConversation) -> list[Message]:
         """The messages that follow an answer; none: it is the last one."""

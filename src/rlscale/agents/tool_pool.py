@@ -44,6 +44,8 @@ class ToolResult:
 class ToolCaller(Protocol):
     """Tools of one source, e.g. the functions of the config."""
 
+    keeps_state: bool  # of an attempt, from call to call until `release`
+
     @property
     def specs(self) -> Sequence[ToolSpec]: ...
 
@@ -66,6 +68,8 @@ class FunctionTools:
     Args:
         tools: loaded from `paths`, for their schemas; processes load them again.
     """
+
+    keeps_state = False
 
     def __init__(self, tools: Sequence[Tool], paths: Sequence[str], config: AgentConfig) -> None:
         self.specs = [tool.spec for tool in tools]
@@ -132,6 +136,11 @@ class ToolBox:
             num_calls=number,
             seconds=time.monotonic() - began_s,
         )
+
+    def keeps_state(self, name: str) -> bool:
+        """Whether calls of this tool depend on earlier ones of the same attempt."""
+        caller = self._caller_of.get(name)
+        return caller is not None and caller.keeps_state
 
     @property
     def fails_trajectories(self) -> bool:

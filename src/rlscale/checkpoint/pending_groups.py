@@ -13,7 +13,7 @@ Files without groups are absent. Nothing in them is executed when they are read.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,17 @@ from safetensors.numpy import load_file, save_file
 from rlscale.errors import DataError
 from rlscale.images import build_images
 from rlscale.teacher_scores import TeacherScores
-from rlscale.types import ConversationPart, Failure, FailureCause, Group, Prompt, RouteIds, Sample, SampleStatus
+from rlscale.types import (
+    ConversationPart,
+    Failure,
+    FailureCause,
+    Group,
+    Prompt,
+    RouteIds,
+    Sample,
+    SampleStatus,
+    SampleTurn,
+)
 
 PENDING = "groups"
 GROUPS_FILE, COLUMNS_FILE = f"{PENDING}.json", f"{PENDING}.safetensors"
@@ -129,6 +139,9 @@ def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
     entry = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
     if sample.failure is not None:
         entry["failure"] = asdict(sample.failure)
+    if sample.status == SampleStatus.aborted and any(turn.messages for turn in sample.turns):
+        # What continues the conversation of an agent; without times, which differ when a run is repeated.
+        entry["turns"] = [asdict(replace(turn, interval_s=None)) for turn in sample.turns]
     if sample.images != sample.prompt.images:
         entry["images"] = [asdict(image) for image in sample.images]
     # Only functions of the user give a sample another prompt.
@@ -152,12 +165,16 @@ def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: 
         if failure is not None:
             failure = Failure(cause=FailureCause(failure["cause"]), message=failure["message"])
         images = {"images": build_images(sample_fields["images"])} if "images" in sample_fields else {}
+        turns = tuple(
+            SampleTurn(**{**turn, "messages": tuple(turn["messages"])}) for turn in sample_fields.get("turns", ())
+        )
         sample = Sample(
             **{
                 **sample_fields,
                 "status": SampleStatus(sample_fields["status"]),
                 "prompt": own,
                 "failure": failure,
+                "turns": turns,
                 **images,
             },
             group_index=entry["index"],

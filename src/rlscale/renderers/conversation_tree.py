@@ -106,13 +106,72 @@ class ConversationTree:
         """
         given = self._add_given(request)
         turn = self.trajectory.add_generation(generation, parent=given)
-        answer = self._renderer.parse(generation.output_ids, prompt_ids=request.token_ids, tools=request.tools)
+        return self._add_answer(request, turn, generation.output_ids, shown)
+
+    def add_rest(self, request: PreparedRequest, generation: Generation) -> ParsedAnswer:
+        """Adds the rest of an answer that `reopen` returned; returns the whole answer."""
+        turn = self.trajectory.add_generation(generation)
+        return self._add_answer(request, turn, self.trajectory.turns[turn].token_ids.tolist(), None)
+
+    def reopen(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[list[Message], PreparedRequest | None]:
+        """Takes over the turns of an aborted trajectory, which are one path and have their messages.
+
+        A last turn without tokens is removed, with the messages before it: they are given again.
+
+        Args:
+            messages: before the first turn.
+
+        Returns:
+            The messages of the next request, and the request whose answer is the last turn; None: it is complete.
+        """
+        turns, history = self.trajectory.turns, list(messages)
+        finished = turns[:-1]
+        for number, turn in enumerate(finished):
+            history += turn.messages
+            if turn.sampled:
+                node = self._history.add(list(map(message_key, history)), history, tools)
+                node.turn, self._ends[number] = number, node
+        if len(turns[-1].token_ids):
+            parent = turns[-1].parent
+            request = PreparedRequest(
+                token_ids=self.trajectory.token_ids(parent),
+                messages=tuple(history),
+                tools=tuple(tools),
+                parent=parent,
+                num_known=0,
+                is_fork=False,
+            )
+            return history, request
+        while turns and not (turns[-1].sampled and len(turns[-1].token_ids)):
+            self._remove_last()
+        return history, None
+
+    def _remove_last(self) -> None:
+        trajectory = self.trajectory
+        last = trajectory.turns.pop()
+        if trajectory.turns and last.routes is not None:
+            trajectory.turns[-1].routes = last.routes[: len(trajectory.token_ids())]
+        if not trajectory.turns:
+            # No request has been answered: the first one begins the conversation.
+            trajectory.metadata |= {FORKS: 0, CONVERSATIONS: 0}
+
+    def _add_answer(
+        self,
+        request: PreparedRequest,
+        turn: int,
+        output_ids: Sequence[int],
+        shown: Callable[[ParsedAnswer], ParsedAnswer] | None,
+    ) -> ParsedAnswer:
+        """Parses a complete turn, and adds its history."""
+        answer = self._renderer.parse(output_ids, prompt_ids=request.token_ids, tools=request.tools)
         answer = answer if shown is None else shown(answer)
         message = answer.to_message()
         self.trajectory.turns[turn].messages = (message,)
         keys = request.keys or tuple(map(message_key, request.messages))
         node = self._history.add([*keys, message_key(message)], [*request.messages, message], request.tools)
-        node.turn, node.ids = turn, [*request.token_ids, *generation.output_ids]
+        node.turn, node.ids = turn, [*request.token_ids, *output_ids]
         self._ends[turn] = node
         # A copy of the ids for each turn would grow quadratically.
         before = self._ends.get(-1 if request.parent is None else request.parent)

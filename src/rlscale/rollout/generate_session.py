@@ -67,7 +67,7 @@ class GenerateSession:
 
     async def _request(self, token_ids: Sequence[int], *, n: int, params: SamplingParams | None) -> list[Generation]:
         if self.stopped.is_set():
-            return [_ABORTED] * n
+            return [ABORTED] * n
         limit = (params or self.params).max_context_len
         if limit is not None and len(token_ids) >= limit:
             return [FULL] * n
@@ -96,10 +96,10 @@ class GenerateSession:
 NO_ENGINE = "none"
 """Engine of an answer that needed no request."""
 
-_ABORTED = Generation(output_ids=[], logprobs=[], weight_versions=[], finish_reason="abort", text="", engine=NO_ENGINE)
+ABORTED = Generation(output_ids=[], logprobs=[], weight_versions=[], finish_reason="abort", text="", engine=NO_ENGINE)
 """Answer to a request of a rollout that has ended."""
 
-FULL = replace(_ABORTED, finish_reason="length")
+FULL = replace(ABORTED, finish_reason="length")
 """Answer to a request without room for a token: `rollout.max_context_len`, or the limit of a trajectory."""
 
 

@@ -12,6 +12,7 @@ from rlscale.agents.tool_agent import ToolAgent
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig, OnToolError
 from rlscale.errors import EngineError
+from rlscale.trajectory import CONTINUED, RESTARTED
 from rlscale.types import AGENT, ANSWER, FailureCause, SampleStatus
 from tests.scripted_policy import (
     CALL,
@@ -32,6 +33,8 @@ def add(a: int, b: int) -> int:
 
 class LocalTools:
     """Tools without processes: results by name."""
+
+    keeps_state = False
 
     def __init__(self, results: Mapping[str, Callable[[str], ToolResult | Awaitable[ToolResult]]]) -> None:
         self._results, self.calls, self.num_released = results, list[tuple[str, str]](), 0
@@ -227,7 +230,34 @@ async def test_the_end_of_a_rollout_ends_a_trajectory_without_a_failure() -> Non
     run = agent(LocalTools({"get": stop}))
     assert await run(trajectory, session) is None
     assert trajectory.status == SampleStatus.aborted
-    # The next rollout starts it again: its messages are not kept.
-    again = open_session(ScriptedPool(lambda ids: "done"))
-    assert await run(trajectory, again) is None
-    assert (trajectory.status, len(trajectory.turns), trajectory.turns[0].text) == (SampleStatus.completed, 1, "done")
+    # The next rollout continues it with the result: the tool is not called again.
+    again = ScriptedPool(lambda ids: "done")
+    assert await run(trajectory, open_session(again)) is None
+    assert (trajectory.status, [turn.text for turn in trajectory.turns]) == (
+        SampleStatus.completed,
+        ["\x06get x", "", "done"],
+    )
+    assert decode(again.requests[0]).endswith("late\x04")
+    assert trajectory.metadata[CONTINUED] == 1
+
+
+async def test_a_tool_that_keeps_a_state_is_not_continued_without_it() -> None:
+    trajectory = new_trajectory()
+    session = open_session(ScriptedPool(lambda ids: "\x06get x"))
+    tools = LocalTools({"get": lambda _: session.stopped.set() or ToolResult(text="late")})
+    tools.keeps_state = True
+    run = agent(tools)
+    assert await run(trajectory, session) is None
+    assert await run(trajectory, open_session(ScriptedPool(lambda ids: "done"))) is None
+    assert [turn.text for turn in trajectory.turns] == ["done"]
+    assert trajectory.metadata[RESTARTED] == 1 and CONTINUED not in trajectory.metadata
+
+
+async def test_a_prompt_without_messages_starts_again_with_its_own_text() -> None:
+    trajectory = new_trajectory()
+    trajectory.prompt = replace(trajectory.prompt, messages=())
+    pool = ScriptedPool(lambda ids: "done")
+    for _ in range(2):
+        assert await agent(LocalTools({"add": add_numbers}))(trajectory, open_session(pool)) is None
+        trajectory.restart()
+    assert pool.requests[0] == pool.requests[1]

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from rlscale.config.addresses import is_plain_url, public_url
 from rlscale.config.errors import show
-from rlscale.config.groups.agent import AgentIsolation, OnToolError
+from rlscale.config.groups.agent import AgentIsolation, McpSessions, OnToolError
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines
@@ -85,13 +85,16 @@ def agent_url_is_a_url(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def agents_have_no_rounds(config: RunConfig) -> list[Problem]:
-    """An agent starts again after a round, so that no trajectory longer than one would end."""
-    tokens = config.sampling.round_tokens
+def agents_that_start_again_have_no_rounds(config: RunConfig) -> list[Problem]:
+    """Such an agent starts again after a round, so that no trajectory longer than one would end."""
+    tokens, agent = config.sampling.round_tokens, config.agent
     if tokens is None or not has_agent(config) or not config.sampling.partial_rollout:
         return []
-    fix = "remove it; an aborted trajectory of an agent starts again"
-    rule = "be null with an agent"
+    keeps_state = config.sandbox.kind is not None or agent.mcp_sessions == McpSessions.trajectory
+    if has_tools(config) and not keeps_state:
+        return []
+    fix = "remove it; an aborted trajectory of such an agent starts again"
+    rule = "be null with an agent whose state outlives a call: an environment, an agent by URL, a tool with a sandbox"
     return [Problem(path="sampling.round_tokens", rule=rule, value=str(tokens), fix=fix)]
 
 

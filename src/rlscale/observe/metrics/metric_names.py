@@ -92,6 +92,10 @@ METRICS: dict[str, str] = {
     "agent/tool_calls_<mean/max>": "tool calls of the policy in a trajectory",
     "agent/tool_rejected_share": "share of calls with an unknown tool, wrong arguments or a ToolError",
     "agent/tool_failed_share": "share of calls that failed once or more: the tool raised, crashed or was too late",
+    "agent/continued": "times that trajectories with tools continued after a rollout had aborted them, with "
+    "sampling.partial_rollout; absent if there was none",
+    "agent/restarted": "times that trajectories of agents began again after a rollout had aborted them, because their "
+    "environment, agent or tool cannot be continued; absent if there was none",
     "buffer/length": "groups in the buffer, once it was used",
     "buffer/age_s_<mean/max>": "seconds since they came into the buffer",
     "staleness/mean": "mean age of trainable tokens, in weight updates",

@@ -46,9 +46,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"agent.url": "https://agents.example/run"},
     ),
     (
-        "agents_have_no_rounds",
+        "agents_that_start_again_have_no_rounds",
+        {"agent.environment_path": "a:B", "sampling.partial_rollout": True, "sampling.round_tokens": 4},
+        "sampling.round_tokens must be null with an agent whose state outlives a call",
         {"agent.tools": ["a:b"], "sampling.partial_rollout": True, "sampling.round_tokens": 4},
-        "sampling.round_tokens must be null with an agent",
-        {"agent.tools": ["a:b"], "sampling.partial_rollout": True},
     ),
 ]
