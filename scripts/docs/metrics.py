@@ -181,6 +181,8 @@ SECTIONS: tuple[MetricSection, ...] = (
             "agent/turns_<mean/max>": "mean below `agent.max_turns`; equal to it: the policy does not end",
             "agent/tool_rejected_share": "falls towards 0",
             "agent/tool_failed_share": "below 0.01; above: the tool, not the policy",
+            "agent/continued": "any",
+            "agent/restarted": "far below the trajectories of a rollout; above: their tokens are generated twice",
             "trajectory/forks": "0; above: `rlscale-check-template`",
             "trajectory/conversations": "1 without sub-agents",
         },
