@@ -129,8 +129,8 @@ def test_the_roles_of_slime_are_read(tmp_path: Path) -> None:
     (tmp_path / "roles.yaml").write_text(ROLES)
     found = translate_slime(tmp_path, "--megatron-config-path /root/roles.yaml")
     own = values(found)
-    assert own["optim.lr"] == 2e-6 and own["megatron.sequence_parallel"] is True
-    assert own["critic.lr"] == 1e-5 and own["critic.load"] == "/models/value" and own["critic.lr_warmup_iters"] == 10
+    assert float(own["optim.lr"]) == 2e-6 and own["megatron.sequence_parallel"] is True
+    assert float(own["critic.lr"]) == 1e-5 and own["critic.load"] == "/models/value" and own["critic.lr_warmup_iters"] == 10
     assert [each.subject for each in found.losses] == ["critic.tensor_model_parallel_size 2"]
     assert "replaced by `--lr 2e-6`" in found.report()
 
