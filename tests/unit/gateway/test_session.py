@@ -11,11 +11,11 @@ import pytest
 from rlscale.errors import EngineError
 from rlscale.gateway.apis.chat_completions import parse_chat
 from rlscale.gateway.apis.chat_request import InvalidRequest
-from rlscale.rollout.record_json import trajectory_from_json
 from rlscale.gateway.session import PreparedCall, Session
 from rlscale.gateway.session_keys import SessionKeys, new_session_id
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
+from rlscale.rollout.record_json import trajectory_from_json
 from rlscale.types import Generation, Prompt, SampleStatus, SamplingParams
 from tests.gateway_codec import END, build_codec, encode
 

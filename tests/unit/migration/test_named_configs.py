@@ -130,7 +130,11 @@ def test_the_roles_of_slime_are_read(tmp_path: Path) -> None:
     found = translate_slime(tmp_path, "--megatron-config-path /root/roles.yaml")
     own = values(found)
     assert float(own["optim.lr"]) == 2e-6 and own["megatron.sequence_parallel"] is True
-    assert float(own["critic.lr"]) == 1e-5 and own["critic.load"] == "/models/value" and own["critic.lr_warmup_iters"] == 10
+    assert (
+        float(own["critic.lr"]) == 1e-5
+        and own["critic.load"] == "/models/value"
+        and own["critic.lr_warmup_iters"] == 10
+    )
     assert [each.subject for each in found.losses] == ["critic.tensor_model_parallel_size 2"]
     assert "replaced by `--lr 2e-6`" in found.report()
 
