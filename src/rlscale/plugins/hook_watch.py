@@ -37,23 +37,23 @@ def watch_hook(key: str, *, timeout_s: float, threads: list[int]) -> Iterator[No
     loop, began_s, number = asyncio.get_running_loop(), asyncio.get_running_loop().time(), next(_numbers)
     _limits[number] = max(timeout_s, MIN_STALL_S)
 
+    timers: dict[str, asyncio.TimerHandle] = {}
+
     def report() -> None:
-        nonlocal timer
-        timer = loop.call_later(REPORT_EVERY_S, report)
+        timers["report"] = loop.call_later(REPORT_EVERY_S, report)
         log.warning("%s", describe_waiting_hook(key, loop.time() - began_s, _place(threads)))
 
     def rearm() -> None:
-        nonlocal beat
         _arm()
-        beat = loop.call_later(MIN_STALL_S / 4, rearm)
+        timers["rearm"] = loop.call_later(MIN_STALL_S / 4, rearm)
 
-    timer, beat = loop.call_later(REPORT_EVERY_S, report), loop.call_later(MIN_STALL_S / 4, rearm)
-    _arm()
+    timers["report"] = loop.call_later(REPORT_EVERY_S, report)
+    rearm()
     try:
         yield
     finally:
-        timer.cancel()
-        beat.cancel()
+        for timer in timers.values():
+            timer.cancel()
         del _limits[number]
         _arm()
 

@@ -52,7 +52,8 @@ class TrajectoryCalls:
 
     def __init__(self, spec: GenerateSpec) -> None:
         self._function: UserFunction = load_plugin(KEY, spec.path, args=spec.args, custom=spec.custom)
-        self.spec, self._send = spec, _not_connected
+        self.spec = spec
+        self._send: Send = _not_connected
         self._sessions: dict[int, ChildSession] = {}
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()

@@ -90,12 +90,13 @@ class ProcessGenerate:
         row = trajectory.prompt.index
         reply = asyncio.ensure_future(self._pool.call(call, is_suspect=row in self._suspects))
         stopping = asyncio.ensure_future(session.stopped.wait())
+        ends: list[asyncio.Future[Any]] = [reply, opened.error]
         try:
-            await asyncio.wait([reply, stopping, opened.error], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*ends, stopping], return_when=asyncio.FIRST_COMPLETED)
             if stopping.done() and not reply.done():
                 call.is_stopped = True  # also for a process that starts it again
                 self._pool.broadcast("stop", call.key)
-                await asyncio.wait([reply, opened.error], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if opened.error.done():
                 raise opened.error.result()
             found = await reply
