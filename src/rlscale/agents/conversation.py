@@ -113,7 +113,7 @@ class AgentConversation:
         if generation.finish_reason == "length" and not generation.output_ids and begun is None:
             self._trajectory.status = SampleStatus.truncated
             raise failed(FailureCause.budget, "the tokens of the trajectory are used up")
-        add, self._begun = self._tree.add if begun is None else self._tree.add_rest, None
+        add, self._begun = self._tree.add if begun is None else self._tree.add_remainder, None
         answer = add(request, generation)
         self.counts.turns += 1
         # A cut answer may contain half of a tool call: no tool is called.

@@ -108,7 +108,7 @@ class ConversationTree:
         turn = self.trajectory.add_generation(generation, parent=given)
         return self._add_answer(request, turn, generation.output_ids, shown)
 
-    def add_rest(self, request: PreparedRequest, generation: Generation) -> ParsedAnswer:
+    def add_remainder(self, request: PreparedRequest, generation: Generation) -> ParsedAnswer:
         """Adds the rest of an answer that `reopen` returned; returns the whole answer."""
         turn = self.trajectory.add_generation(generation)
         return self._add_answer(request, turn, self.trajectory.turns[turn].token_ids.tolist(), None)
