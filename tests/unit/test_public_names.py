@@ -47,10 +47,11 @@ def test_algo_exports_its_functions() -> None:
         for name, value in vars(module).items()
         if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
-    # Helpers of the package, and checksums, which are no algorithms.
+    # Helpers of the package; checksums and formats of weights, which are no algorithms.
     internal = {"at_least_float32", "check_shape", "check_vectors", "masked_logprobs", "zero_masked"}
     checksums = {"block_digest", "bytes_of", "checksum", "checksum_like", "digest_of"}
-    assert public - internal - checksums == {name for name in algo.__all__ if isfunction(getattr(algo, name))}
+    formats = {"quantize_fp8", "dequantize_fp8", "quantize_int4", "dequantize_int4"}
+    assert public - internal - checksums - formats == {name for name in algo.__all__ if isfunction(getattr(algo, name))}
 
 
 @pytest.mark.parametrize("name", [name for name in algo.__all__ if isfunction(getattr(algo, name))])

@@ -132,7 +132,7 @@ def test_sglang_with_images_takes_token_ids_and_keeps_no_features(monkeypatch: p
     text = launch_of("rollout=sglang")
     assert isinstance(text, SglangLaunch)
     assert "mm_preprocess_cache_size_mb" not in text.arguments(PLACE) and FEATURE_CACHE not in text.variables(PLACE)
-    images = launch_of("+experiment=quickstart_vision", "rollout=sglang")
+    images = launch_of("+experiment=quickstart_vision", "rollout=sglang", "model=tiny_qwen3_vl")
     assert isinstance(images, SglangLaunch)
     assert images.arguments(PLACE)["mm_preprocess_cache_size_mb"] > 0
     # Features that were computed with earlier weights must not be used again.
@@ -162,7 +162,7 @@ def test_low_precision_is_declared_to_each_engine(tmp_path: Path) -> None:
     assert "--weight-precision=int4" in launch_of("rollout.weight_precision=int4").command(PLACE, tmp_path)
     assert not any("precision" in each for each in launch_of().command(PLACE, tmp_path))
     overrides = """sglang.json_model_override_args='{"rope_theta": 5}'"""
-    launch = launch_of("rollout=sglang", "rollout.weight_precision=fp8", overrides, device="cuda")
+    launch = launch_of("rollout=sglang", "cluster.device=cuda", "rollout.weight_precision=fp8", overrides)
     arguments = launch.arguments(PLACE)
     # The files are not in FP8: a sync sends all weights before the first request.
     assert arguments["load_format"] == "dummy"

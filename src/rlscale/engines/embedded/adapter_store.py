@@ -114,8 +114,10 @@ class AdapterStore:
 
     def _fuse(self, projection: Projection, parts: Mapping[str, tuple[Tensor, Tensor]], *, rank: int) -> LoraFactors:
         width = sum(projection.layers.values())
-        a_RI = torch.zeros(len(parts) * rank, projection.input_width, dtype=self._dtype, device=self._device)
-        b_OR = torch.zeros(width, len(parts) * rank, dtype=self._dtype, device=self._device)
+        # Inference tensors have no version, by which packed products see that a weight has changed.
+        with torch.inference_mode(False):
+            a_RI = torch.zeros(len(parts) * rank, projection.input_width, dtype=self._dtype, device=self._device)
+            b_OR = torch.zeros(width, len(parts) * rank, dtype=self._dtype, device=self._device)
         # Part i has the columns [i * rank, (i + 1) * rank) of B, and in them the rows of its layer alone.
         i = 0
         for layer, rows in projection.rows():

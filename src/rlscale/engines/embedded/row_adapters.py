@@ -9,19 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.models.packed_linear import PackedLinear
 from rlscale.models.quantized_linear import QuantizedLinear
 
 
-@dataclass(frozen=True, slots=True)
 class LoraFactors:
     """Adapters of all layers that one projection fuses: B is block-diagonal, with zeros for layers without one."""
 
-    a_RI: Tensor
-    b_OR: Tensor
+    __slots__ = ("_a", "_b", "a_RI", "b_OR")
+
+    def __init__(self, a_RI: Tensor, b_OR: Tensor) -> None:
+        self.a_RI, self.b_OR = a_RI, b_OR
+        # As the weights of the model: in MKL's products the last bits of a row depend on its place on some processors.
+        self._a, self._b = PackedLinear(a_RI, None), PackedLinear(b_OR, None)
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """B A x. [N, O]"""
+        return self._b(self._a(x_NI))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -64,7 +70,7 @@ class RowAdapters:
                 continue
             # For all rows, also those of other adapters: the last bits of a row depend on the number of rows, which
             # must not depend on other requests.
-            added = out_NO + F.linear(F.linear(x_NI, factors.a_RI), factors.b_OR) * adapter.scale
+            added = out_NO + factors(x_NI) * adapter.scale
             out_NO = added if mask is None else torch.where(mask, added, out_NO)
         return out_NO
 
