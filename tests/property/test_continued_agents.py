@@ -30,7 +30,8 @@ class Script:
 
     def __init__(self, answers: Sequence[str]) -> None:
         self._answers, self.num_calls, self.left, self.version = answers, 0, NEVER, 1
-        self.stops_in_call, self.session = NEVER, None
+        self.stops_in_call = NEVER
+        self.session: GenerateSession | None = None
         self.specs = [{"type": "function", "function": {"name": "get"}}]
 
     async def generate(

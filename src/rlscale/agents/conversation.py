@@ -113,8 +113,10 @@ class AgentConversation:
         if generation.finish_reason == "length" and not generation.output_ids and begun is None:
             self._trajectory.status = SampleStatus.truncated
             raise failed(FailureCause.budget, "the tokens of the trajectory are used up")
-        add, self._begun = self._tree.add if begun is None else self._tree.add_remainder, None
-        answer = add(request, generation)
+        if begun is None:
+            answer = self._tree.add(request, generation)
+        else:
+            answer, self._begun = self._tree.add_remainder(begun, generation), None
         self.counts.turns += 1
         # A cut answer may contain half of a tool call: no tool is called.
         if generation.finish_reason == "abort":

@@ -244,7 +244,12 @@ async def test_the_end_of_a_rollout_ends_a_trajectory_without_a_failure() -> Non
 async def test_a_tool_that_keeps_a_state_is_not_continued_without_it() -> None:
     trajectory = new_trajectory()
     session = open_session(ScriptedPool(lambda ids: "\x06get x"))
-    tools = LocalTools({"get": lambda _: session.stopped.set() or ToolResult(text="late")})
+
+    def stop(arguments: str) -> ToolResult:
+        session.stopped.set()
+        return ToolResult(text="late")
+
+    tools = LocalTools({"get": stop})
     tools.keeps_state = True
     run = agent(tools)
     assert await run(trajectory, session) is None
