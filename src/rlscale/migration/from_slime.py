@@ -235,7 +235,7 @@ def _spec(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     if argument.value.split(".")[0] == "slime_plugins":
         draft.report(argument, Kind.architecture, row.note)
         return
-    # Megatron-LM takes a module and a name; one word is a function of its own modules.
+    # Megatron-LM takes a module and a name; one word is a function in a module of Megatron-LM.
     name = ":".join(each for each in (value_of(text) for text in argument.values) if each)
     draft.set(argument, row.key, Setting(value=name))
 

@@ -128,7 +128,7 @@ def _allocated_bytes() -> dict[str, int]:
         return {}
     mallinfo2.restype = _MallocInfo
     found = mallinfo2()
-    # Blocks with mappings of their own are counted separately.
+    # Large blocks, each in a separate mapping, are counted separately.
     return {"allocated_bytes": found.uordblks + found.hblkhd, "freed_bytes": found.fordblks}
 
 

@@ -57,7 +57,7 @@ class WideRmsNorm(nn.Module):
 
 
 class WideNormAttention(SelfAttention):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's attention with such norms before the rotation. Every rank must have a key head of its own."""
+    """Megatron-core's attention with such norms before the rotation. Every rank must have at least one key head."""
 
     def __init__(
         self,
