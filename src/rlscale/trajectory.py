@@ -320,8 +320,8 @@ def trajectory_from_samples(samples: Sequence[Sample], *, prompt: Prompt | None 
         metadata=dict(first.metadata),
         reward=first.reward,
     )
-    if len(samples) == 1 and _knows_turns(first):
-        _add_turns(trajectory, first)
+    if len(samples) == 1 and _keeps_messages(first):
+        _add_conversation(trajectory, first)
     else:
         for sample in samples:
             _add_path(trajectory, sample, keeps_empty=len(samples) > 1)
@@ -329,13 +329,13 @@ def trajectory_from_samples(samples: Sequence[Sample], *, prompt: Prompt | None 
     return trajectory
 
 
-def _knows_turns(sample: Sample) -> bool:
+def _keeps_messages(sample: Sample) -> bool:
     """Whether the turns have messages and are those of the columns, which functions of the user may have changed."""
     sampled = np.repeat([turn.sampled for turn in sample.turns], [turn.num_tokens for turn in sample.turns])
     return any(turn.messages for turn in sample.turns) and np.array_equal(sampled, sample.loss_mask)
 
 
-def _add_turns(trajectory: Trajectory, sample: Sample) -> None:
+def _add_conversation(trajectory: Trajectory, sample: Sample) -> None:
     ids, end = sample.tokens[sample.prompt_len :], 0
     for number, known in enumerate(sample.turns):
         start, end = end, end + known.num_tokens

@@ -1,4 +1,4 @@
-"""Attention whose queries and keys are normalised over all heads together, as in MiniMax-M2 (arXiv:2509.06501).
+"""Attention whose queries and keys are normalised over all heads together, as in transformers' `MiniMaxM2Attention`.
 
 Shape legend: L positions, B rows, H heads of this rank, D head width.
 """
