@@ -2,6 +2,9 @@
 
 import ipaddress
 
+LOOPBACK = "127.0.0.1"
+"""The host of servers that only this machine reaches."""
+
 
 def is_loopback(host: str) -> bool:
     """Reports whether only this machine can reach a server bound to `host`. Resolves no other name than localhost."""

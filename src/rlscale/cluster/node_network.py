@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from rlscale.engines.launch import LOOPBACK
+from rlscale.hosts import LOOPBACK
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _REQUEST_BYTES = 40  # of struct ifreq

@@ -12,11 +12,11 @@ from rlscale.architectures.hf_config import read_hf_fields
 from rlscale.cluster.node_network import node_address
 from rlscale.config import RunConfig
 from rlscale.config.rules import needs_gateway
-from rlscale.engines.launch import LOOPBACK
 from rlscale.errors import EngineError, WorkerError
 from rlscale.gateway.gateway_client import GatewayClient
 from rlscale.gateway.gateway_process import NAME, GatewayLaunch, GatewayProcess
 from rlscale.gateway.session_log import find_logs
+from rlscale.hosts import LOOPBACK
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)

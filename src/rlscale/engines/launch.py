@@ -10,9 +10,8 @@ from typing import Any
 
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
+from rlscale.hosts import LOOPBACK
 from rlscale.types import EngineAddress
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.engines.launch import LOOPBACK
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.gateway.admin_handlers import engines_to_json
 from rlscale.gateway.serve_gateway import ADMIN_KEY_VARIABLE, ENGINE_KEY_VARIABLE, SECRET_VARIABLE
 from rlscale.gateway.session_keys import MIN_SECRET_BYTES
-from rlscale.hosts import is_loopback
+from rlscale.hosts import LOOPBACK, is_loopback
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)

@@ -52,10 +52,10 @@ from rlscale.driver.preflight.run_paths import (
     check_unfinished_run,
 )
 from rlscale.driver.warmup import ORIGIN, warmup_config, warmup_is_used
-from rlscale.engines.launch import LOOPBACK
 from rlscale.engines.ports import port_fault
 from rlscale.engines.scripted.script import load_script
 from rlscale.errors import ConfigError, Problem
+from rlscale.hosts import LOOPBACK
 from rlscale.models.model_path import check_model_path
 from rlscale.observe.trackers.check_trackers import check_trackers
 from rlscale.plan.placement import build_layout

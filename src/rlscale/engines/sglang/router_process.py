@@ -16,10 +16,10 @@ from typing import Any
 
 from rlscale.config import RouterConfig, RouterPolicy
 from rlscale.config.passthrough.sglang_python import foreign_environment
-from rlscale.engines.launch import LOOPBACK
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.hosts import LOOPBACK
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)
