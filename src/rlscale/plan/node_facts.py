@@ -87,7 +87,7 @@ def node_table(nodes: Sequence[NodeFacts], folders: Sequence[CheckedFolder]) -> 
     """Lines of a table, one row per node; the first node is that of the driver.
 
     Args:
-        folders: that every node needs. Its cell names the keys of those that a node lacks.
+        folders: that every node needs. The column `paths` names the config keys of those that are missing or differ.
     """
     packages = [name for name in nodes[0].versions if any(node.versions.get(name) for node in nodes)]
     header = ["node", "address", "interface", *packages, "paths", "ports", "clock", "free memory", "free disk"]
