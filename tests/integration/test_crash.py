@@ -69,7 +69,7 @@ def test_two_stages_of_megatron_that_both_send_weights_repeat_to_the_bit(tmp_pat
     assert report["num_records"] >= 30
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_staleness_no_sample_is_lost_or_used_twice(tmp_path: Path, cache: Path) -> None:
     report = run_crashtest(tmp_path, cache, "data.num_rollout=150", "rollout.max_staleness=2", num_kills=3)
     assert report["sample_faults"] == []

@@ -30,7 +30,7 @@ def python(tmp_path: Path) -> str:
 
 
 def test_an_engine_whose_second_process_dies_is_restarted_with_all_its_processes(command: Command, python: str) -> None:
-    process = command.start(*TWO_OF_TWO, python, "data.num_rollout=400", "fault_tolerance.enabled=true")
+    process = command.start(*TWO_OF_TWO, python, "data.num_rollout=150", "fault_tolerance.enabled=true")
     wait_for_training(command, process)
     logs = command.run_dir / "logs"
     first = {name: records(logs, name, "launches")[-1] for name in PROCESSES}

@@ -58,7 +58,7 @@ def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, 
 
 def test_a_trainer_that_dies_before_the_first_checkpoint_restarts_the_run_from_the_beginning(command: Command) -> None:
     survives = ("checkpoint.save_interval=null", "fault_tolerance.enabled=true", "algo.entropy_coef=0.01")
-    process = command.start("data.num_rollout=120", "eval.interval=null", *survives)
+    process = command.start("data.num_rollout=60", "eval.interval=null", *survives)
     wait_for_training(command, process)
     pid = next(pid for pid, words in command.processes().items() if "PolicyActor" in words)
     os.kill(pid, signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_a_trainer_that_dies_before_the_first_checkpoint_restarts_the_run_from_t
     assert process.returncode == 0, err
     assert "restarting the trainers from the beginning" in out
     after = [record for record in command.metrics() if "train/loss" in record]
-    assert [record["step"] for record in after] == list(range(120))
+    assert [record["step"] for record in after] == list(range(60))
     assert min(record["time"] for record in after) > killed_at
     repeated = [record for record in before if "train/loss" in record]
     assert repeated

@@ -125,7 +125,7 @@ def test_a_dead_router_ends_the_run_and_is_named(command: Command) -> None:
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_an_engine_behind_a_router_is_restarted(command: Command) -> None:
     process = command.start("router.enabled=true", "fault_tolerance.enabled=true", *TWO_ENGINES, *FOREVER)

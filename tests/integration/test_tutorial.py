@@ -17,12 +17,15 @@ def code_blocks(language: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_rollout", [3, pytest.param(50, marks=pytest.mark.nightly)])
+def test_the_commands_of_the_tutorial_run(num_rollout: int, tmp_path: Path) -> None:
     (tmp_path / "my_reward.py").write_text(code_blocks("python")[0], encoding="utf-8")
     lines = [line for block in code_blocks("bash") for line in block.splitlines()]
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     outputs = []
     for line in lines:
+        # The tutorial trains for 50 rollouts.
+        line = line.replace("data.num_rollout=50", f"data.num_rollout={num_rollout}")
         done = subprocess.run(
             ["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280, check=False
         )
@@ -32,6 +35,7 @@ def test_the_commands_of_the_tutorial_run(tmp_path: Path) -> None:
     assert (run / "report.html").stat().st_size > 10_000
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     rewards = [record["reward/mean"] for record in records if "reward/mean" in record]
-    assert len(rewards) == 50
-    assert sum(rewards[-10:]) > sum(rewards[:10]), "the model learns from the reward"
+    assert len(rewards) == num_rollout
+    if num_rollout == 50:
+        assert sum(rewards[-10:]) > sum(rewards[:10]), "the model learns from the reward"
     assert "reward.custom_path: null -> my_reward:score" in outputs[-1]

@@ -1,4 +1,7 @@
-"""`bin/quickstart` in a fresh copy: creates its environment, trains, and prints the result."""
+"""`bin/quickstart` in a fresh copy: creates its environment, trains, and prints the result.
+
+Nightly, since `.ci/run` begins with `bin/quickstart` in its own clone.
+"""
 
 import re
 import subprocess
@@ -8,7 +11,7 @@ import pytest
 
 from tests.packaging.checkout import clean_environment, copy_checkout
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_a_fresh_copy_installs_and_trains_and_does_not_install_again(tmp_path: Path) -> None:

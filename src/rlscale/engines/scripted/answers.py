@@ -1,6 +1,7 @@
 """Ids of a script's answers, for the service of the fake engine."""
 
 import asyncio
+import contextlib
 import threading
 from typing import Protocol
 
@@ -84,8 +85,9 @@ async def _run_in_daemon(script: Script, text: str, request: ScriptRequest) -> o
             value = script(text, request)
         except BaseException as error:  # an exit of the user's code must not be lost: the request would wait for ever
             problem = RuntimeError(f"{type(error).__name__}: {error}")
-        # The future belongs to the event loop.
-        loop.call_soon_threadsafe(finish, value, problem)
+        # The future belongs to the event loop, which is closed where the server ended before the script.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(finish, value, problem)
 
     threading.Thread(target=run, name="script", daemon=True).start()
     return await future
