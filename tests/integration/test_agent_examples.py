@@ -9,12 +9,6 @@ import pytest
 from tests.benchmark_scripts import benchmark_script
 
 NAMES = ("calculator", "search", "code", "guess", "framework_agent", "two_agents")
-IN_CI = ("calculator",)
-"""The one with tools, turns and a copy of results; the others take the same path, or that of other tests."""
-
-SHORT = ("eval.interval=5", "eval.stop_reward=0.6")
-"""Ends the run in CI when success has more than doubled; the nightly ones end as their experiments say."""
-
 
 @pytest.fixture(scope="module")
 def examples() -> Iterator[ModuleType]:
@@ -26,14 +20,12 @@ def test_the_list_is_complete(examples: ModuleType) -> None:
     assert set(examples.EXAMPLES) == set(NAMES)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "name", [each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in NAMES]
-)
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_example_learns(examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str) -> None:
     env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
-    result = examples.run(name, tmp_path, overrides=SHORT if name in IN_CI else (), env=env)
+    result = examples.run(name, tmp_path, env=env)
     assert examples.learns(result), result["held_out"]
 
 

@@ -62,7 +62,7 @@ def test_the_commands_of_an_agent_by_its_url() -> None:
         "rlscale-train agent.function_path=my_agent:agent data.num_rollout=40 batch.rollout_batch_size=24 "
         "optim.lr=2e-4 run.name=my_agent",
         "rlscale-train 'agent.command=[python,my_program.py]' data.num_rollout=2 batch.rollout_batch_size=2 "
-        "run.name=my_program",
+        "eval.max_examples=16 run.name=my_program",
     ]
     root = TUTORIALS.parents[1]
     assert (root / "bin" / "quickstart").is_file(), "the page names what a clone has"
