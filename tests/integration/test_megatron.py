@@ -69,7 +69,7 @@ def test_the_quickstart_reaches_the_reward_of_fsdp(command: Command) -> None:
     assert rewards[-1] >= 0.92, rewards
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1300)
 def test_the_quickstart_learns_with_tensor_parallelism(command: Command, warm: Path) -> None:
     """Trains until the reward has clearly risen; benchmarks/results/megatron_quickstart.md has a complete run."""
