@@ -10,6 +10,7 @@ from tests.benchmark_scripts import benchmark_script
 
 NAMES = ("calculator", "search", "code", "guess", "framework_agent", "two_agents")
 
+
 @pytest.fixture(scope="module")
 def examples() -> Iterator[ModuleType]:
     with benchmark_script("agent_examples") as module:
