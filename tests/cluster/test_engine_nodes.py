@@ -102,7 +102,7 @@ def test_a_colocated_engine_has_the_gpus_of_the_trainers_on_both_nodes(launch: S
     ("given", "tp_size"),
     [
         ({"pp_size": 2}, 2),
-        ({"attn_dp_size": 2}, 4),
+        pytest.param({"attn_dp_size": 2}, 4, marks=pytest.mark.nightly),
         ({"enable_dp_attention": True, "dp_size": 4, "ep_size": 4}, 4),
     ],
     ids=str,

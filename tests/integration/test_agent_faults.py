@@ -148,7 +148,7 @@ class Game:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_environments_that_are_late_and_crash_at_random(command: Command) -> None:
     """A crash ends the other environments of its process, too; each starts again."""
     (command.folder / "frail_game.py").write_text(GAME)

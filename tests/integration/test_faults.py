@@ -42,7 +42,11 @@ def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeo
 
 @pytest.mark.parametrize(
     ("victim", "named"),
-    [("PolicyActor", "actor rank"), ("rlscale.cli.serve", "engine 0"), ("EngineActor", "engine 0")],
+    [
+        ("PolicyActor", "actor rank"),
+        ("rlscale.cli.serve", "engine 0"),
+        pytest.param("EngineActor", "engine 0", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, named: str) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "cluster.actor_num_gpus_per_node=2")
@@ -84,7 +88,7 @@ def test_nothing_outlives_a_killed_driver(command: Command) -> None:
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(command: Command, number: signal.Signals) -> None:
     process = command.start("data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1")
     wait_for_training(command, process)

@@ -80,8 +80,8 @@ KEYS = {
     "name",
     [
         "endless",
-        "generate",
-        "Prompts",
+        pytest.param("generate", marks=pytest.mark.nightly),
+        pytest.param("Prompts", marks=pytest.mark.nightly),
         pytest.param("rollout", marks=pytest.mark.nightly),
         pytest.param("keep", marks=pytest.mark.nightly),
         pytest.param("advantages", marks=pytest.mark.nightly),

@@ -8,7 +8,7 @@ from tests.integration.conftest import Command
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("experiment", ["nanochat_sft", "nanochat_rl"])
+@pytest.mark.parametrize("experiment", ["nanochat_sft", pytest.param("nanochat_rl", marks=pytest.mark.nightly)])
 def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str) -> None:
     overrides = ("checkpoint.save_interval=2", "eval.interval=2", "batch.rollout_batch_size=4")
     # The random model is never right; the other rewards would be 0.

@@ -40,7 +40,7 @@ def test_a_run_leaves_config_metrics_checkpoint_and_export(plain: Command) -> No
 @pytest.mark.parametrize(
     "placement",
     [
-        ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"),
+        pytest.param(("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"), marks=pytest.mark.nightly),
         ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "cluster.colocate=true"),
     ],
     ids=["two ranks and a separate engine", "two ranks and two engines colocated"],

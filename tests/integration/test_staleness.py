@@ -22,7 +22,7 @@ LONG = (
 
 @pytest.mark.parametrize(
     ("staleness", "mode", "versions"),
-    [(1, "in_flight", "null"), (2, "boundary", "1")],
+    [(1, "in_flight", "null"), pytest.param(2, "boundary", "1", marks=pytest.mark.nightly)],
     ids=["1 in flight", "2 at the boundary"],
 )
 def test_tokens_stay_within_the_bound_and_those_of_the_current_weights_are_exact(
