@@ -95,7 +95,7 @@ def test_engines_of_a_dead_node_get_whole_nodes_again(launch: SglangLaunch, tmp_
         asyncio.run(lose_a_node(engines, bundles))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_an_engine_that_would_be_split_ends_the_run(launch: SglangLaunch, tmp_path: Path, cluster: Cluster) -> None:
     add_node(cluster, 4)

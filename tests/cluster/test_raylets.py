@@ -68,6 +68,7 @@ def output_at_failure(command: Command, process: "subprocess.Popen[str]", lines:
         raise
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_two_trainers_and_an_engine_run_on_three_raylets(command: Command, cluster: Cluster) -> None:
     for _ in range(2):

@@ -74,6 +74,7 @@ def start_and_signal_judge(command: Command, number: signal.Signals, *overrides:
     return process
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_a_dead_judge_ends_the_run_and_is_named(command: Command) -> None:
     process = start_and_signal_judge(command, signal.SIGKILL, "data.num_rollout=100000")

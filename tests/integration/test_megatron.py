@@ -48,6 +48,7 @@ def test_the_trainer_replays_the_engines_routes(command: Command) -> None:
     assert step["logprob_diff/mean"] < 1e-4
 
 
+@pytest.mark.nightly
 def test_both_expert_parallel_ranks_send_their_experts_to_the_engine(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     no_dense_layer = "model.intermediate_size=null"

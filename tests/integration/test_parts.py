@@ -152,6 +152,7 @@ def test_a_rollout_only_run_starts_at_start_rollout_id(whole: Command, command: 
     assert command.left_over() == {}
 
 
+@pytest.mark.nightly
 def test_a_run_that_starts_later_trains_the_remaining_rollouts(whole: Command, command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     dump = command.folder / "{rollout_id}.jsonl"

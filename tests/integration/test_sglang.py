@@ -112,7 +112,7 @@ def test_the_quickstart_learns_on_it(command: Command, warm: Path) -> None:
     assert max(record["logprob_diff/mean"] for record in command.metrics() if "logprob_diff/mean" in record) < 1e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_dead_router_ends_the_run_and_is_named(command: Command) -> None:
     process = command.start("router.enabled=true", *TWO_ENGINES, *FOREVER)

@@ -112,6 +112,7 @@ def test_kept_samples_have_the_logprobs_of_both_sides(uninterrupted: Command) ->
         assert {version for version, _ in sample["weight_versions"]} == {sample["step"]}
 
 
+@pytest.mark.nightly
 def test_keeping_samples_changes_no_number_of_the_run(uninterrupted: Command, tmp_path: Path) -> None:
     without = replace(uninterrupted, folder=tmp_path)
     done = without.run(*OVERRIDES[2:], "logging.num_samples=0")

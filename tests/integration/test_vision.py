@@ -41,7 +41,7 @@ def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Co
     assert command.left_over() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sglang_reads_the_images_with_the_weights_of_each_sync(command: Command) -> None:
     model = ("model=tiny_qwen3_vl", "model.head_dim=16", *TINY)
     done = command.run(*SHORT, *model, "rollout=sglang", "cluster.actor_num_gpus_per_node=1", small=False)
