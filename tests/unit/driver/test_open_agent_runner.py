@@ -94,8 +94,9 @@ async def test_as_many_agents_run_as_engines_and_their_cache_hold(
         while max(counts) < most:
             await asyncio.sleep(0.01)
         assert len(gateway.open) == most, "a session is opened only for an agent that may run"
+        # Before the first end: conversations that were shorter than expected make room for more.
+        assert max(counts) == most
         released.set()
         await asyncio.gather(*tasks)
-    assert max(counts) == most
     assert {path.name for path in (tmp_path / "agents" / "0").iterdir()} == {f"{i}.log" for i in range(8)}
     assert gateway.ended[0].params.max_context_len == 64
