@@ -22,7 +22,7 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
 
@@ -33,6 +33,9 @@ Loader = ConfigLoaderImpl
 
 YamlLoader: Any = get_yaml_loader()
 """The class with which OmegaConf parses YAML: it reads `1e-5` as a number."""
+
+YamlDumper: Any = get_omega_conf_dumper()
+"""The class with which OmegaConf writes YAML: it quotes strings that `YamlLoader` would read as another type."""
 
 
 def make_loader(folders: ConfigFolders) -> Loader:
