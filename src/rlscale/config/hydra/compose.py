@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 from hydra.core.default_element import ResultDefault
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -22,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import failed_override
-from rlscale.config.hydra.internals import YamlLoader, apply_overrides, compose_app, make_loader
+from rlscale.config.hydra.internals import YamlLoader, apply_overrides, compose_app, make_loader, override_parser
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested, value_of
 from rlscale.config.keys import keys, nodes
 from rlscale.errors import Problem
@@ -115,7 +114,7 @@ def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> d
     if any(override.lstrip("+~").startswith("hydra") for override in overrides):
         return None
     values = copy.deepcopy(_compose_options(options, folders, folders.state()).values)
-    parsed = OverridesParser.create().parse_overrides([text for text in overrides if text.startswith("++")])
+    parsed = override_parser().parse_overrides([text for text in overrides if text.startswith("++")])
     for number, override in enumerate(parsed):
         path, value = override.key_or_group, override.value()
         # Hydra merges mappings, and OmegaConf rejects what is not an interpolation.
@@ -140,11 +139,7 @@ class _Options:
 def _compose_options(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> _Options:
     """Composes the YAML files that `options` select; `state` changes when one of the files does."""
     loader = make_loader(folders)
-    try:
-        composed = compose_app(loader, options)
-    except _FAILURES:
-        # The messages of Hydra depend on its own configs, which the files of a user may set, too.
-        composed = None
+    composed = compose_app(loader, options)
     if composed is None:
         config = loader.load_configuration(PRIMARY, list(options), RunMode.RUN)
         defaults = loader.compute_defaults_list(PRIMARY, list(options), RunMode.RUN).defaults
@@ -212,7 +207,7 @@ def _read_without_hydra(
     problems: list[Problem],
     error: Exception | None = None,
 ) -> Composed:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = override_parser().parse_overrides(list(overrides))
     # parse_command_line writes keys as `++key=value`; all other overrides select options.
     of_keys = [override for override in parsed if str(override.input_line).startswith("++")]
     choices = [

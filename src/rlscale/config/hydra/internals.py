@@ -7,7 +7,9 @@ change them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hydra import version
@@ -16,7 +18,7 @@ from hydra._internal.config_repository import CachingConfigRepository, IConfigRe
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.default_element import GroupDefault, ResultDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
@@ -36,6 +38,12 @@ YamlLoader: Any = get_yaml_loader()
 
 YamlDumper: Any = get_omega_conf_dumper()
 """The class with which OmegaConf writes YAML: it quotes strings that `YamlLoader` would read as another type."""
+
+
+@cache
+def override_parser() -> OverridesParser:
+    """The parser of overrides. Hydra inspects the signatures of all its functions to create one, 7 ms each time."""
+    return OverridesParser.create()
 
 
 def make_loader(folders: ConfigFolders) -> Loader:
@@ -70,6 +78,17 @@ class _AppRepository(CachingConfigRepository):
             ]
         return found
 
+    def sets_hydra(self) -> bool:
+        """Whether a file that was read, other than `config.yaml`, sets or selects something of Hydra."""
+        read = [each for each in self.cache.values() if each is not None]
+        names = [str(name) for each in read if isinstance(each.config, DictConfig) for name in each.config]
+        names += [str(each.header["package"]) for each in read]
+        for default in (default for each in read for default in each.defaults_list or ()):
+            if isinstance(default, GroupDefault | ConfigDefault):
+                name = default.group if isinstance(default, GroupDefault) else default.path
+                names += [str(default.package), str(name)]
+        return any(re.match(r"/?hydra\b", name) for name in names)
+
 
 def compose_app(loader: Loader, options: Sequence[str]) -> tuple[DictConfig, list[ResultDefault]] | None:
     """The config of `options` without the key `hydra`, and its files in the order of merging.
@@ -77,19 +96,24 @@ def compose_app(loader: Loader, options: Sequence[str]) -> tuple[DictConfig, lis
     Hydra adds 30 configs of its own, which take half the time and which nothing reads that loads a config.
 
     Returns: None if an option sets something of Hydra, which needs those configs.
-    Raises: the errors of Hydra, and others where a file sets something of Hydra.
+    Raises: the errors of Hydra.
     """
     repository = _AppRepository(loader.repository)
-    found = create_defaults_list(
-        repo=repository,
-        config_name=PRIMARY,
-        overrides_list=OverridesParser.create().parse_overrides(list(options)),
-        prepend_hydra=False,
-        skip_missing=False,
-    )
-    config = loader._compose_config_from_defaults_list(defaults=found.defaults, repo=repository)
-    is_all = "hydra" not in config and not found.config_overrides
-    return (config, found.defaults) if is_all else None
+    try:
+        found = create_defaults_list(
+            repo=repository,
+            config_name=PRIMARY,
+            overrides_list=override_parser().parse_overrides(list(options)),
+            prepend_hydra=False,
+            skip_missing=False,
+        )
+        config = loader._compose_config_from_defaults_list(defaults=found.defaults, repo=repository)
+    except Exception:
+        # A file may override an option of Hydra, which is then missing.
+        if repository.sets_hydra():
+            return None
+        raise
+    return None if repository.sets_hydra() or found.config_overrides else (config, found.defaults)
 
 
 def apply_overrides(values: dict[str, Any], overrides: Sequence[Override]) -> DictConfig:
