@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -40,7 +40,7 @@ def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
     if key.path in _TEXTS_ONLY and isinstance(value, list) and any(not isinstance(each, str) for each in value):
         return wrong_type(key, value, origin=origin)
     try:
-        _assign(_scratch_schema(), key, value)
+        _convert(key, value)
     except OmegaConfBaseException:
         return wrong_type(key, value, origin=origin)
     if any(isinstance(each, int) and abs(each) > MAX_INT for each in (value if isinstance(value, list) else [value])):
@@ -66,7 +66,7 @@ def nested_values(
     # No value refers to another, so convert each alone: a copy of the schema takes longer than all the rest.
     nested = copy.deepcopy(_blank_values())
     for path in given:
-        set_value(nested, path, _read_scratch(keys()[path]))
+        set_value(nested, path, _convert(keys()[path], given[path]))
     for path, value in entries.items():
         set_value(nested, path, copy.deepcopy(value))
     return nested, []
@@ -136,13 +136,26 @@ def _scratch_group(path: str) -> DictConfig:
     return group
 
 
-def _read_scratch(key: Key) -> Any:
-    """The value that `type_problem` checked last, converted to the type of the key."""
+def _convert(key: Key, value: Any) -> Any:
+    """The value converted to the type of the key. Raises the error of OmegaConf."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return _convert_scalar(key.path, value)
+    return _convert_once(key, value)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _convert_scalar(path: str, value: bool | int | float | str | None) -> Any:
+    """Converts values once that many configs of a process share: those of the options, and of a sweep."""
+    return _convert_once(keys()[path], value)
+
+
+def _convert_once(key: Key, value: Any) -> Any:
+    _assign(_scratch_schema(), key, value)
     group = _scratch_group(key.path.rpartition(".")[0])
     if OmegaConf.is_missing(group, key.name):
         return MISSING
-    value = group[key.name]
-    return OmegaConf.to_container(value, throw_on_missing=False) if OmegaConf.is_config(value) else value
+    found = group[key.name]
+    return OmegaConf.to_container(found, throw_on_missing=False) if OmegaConf.is_config(found) else found
 
 
 def _resolve(

@@ -65,7 +65,11 @@ def judge_architecture(config: RunConfig, policy: Architecture) -> Architecture 
 def published_fields(checkpoint: str) -> dict[str, Any]:
     """The architecture fields in the option of `conf/model/` that names this checkpoint. Empty if none does."""
     for file in sorted((packaged_folder() / "model").glob("*.yaml")):
-        option = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        # Parsing every option takes longer than the rest of a plan.
+        if checkpoint not in text:
+            continue
+        option = yaml.safe_load(text)
         if option.get("hf_checkpoint") == checkpoint:
             return {name: option[name] for name in CONFIG_NAMES if option.get(name) is not None}
     return {}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,17 @@ from rlscale.types import Group, Prompt, Sample, SampleStatus
 ANSWERS = ("2", "3", "two 2", "4")
 
 
+@cache
+def config_text(*overrides: str) -> str:
+    """The YAML of a config, which many runs of these tests have."""
+    return to_yaml(load_config(overrides))
+
+
 def made_run(folder: Path, *overrides: str, versions: Sequence[int] = (0, 3)) -> Path:
     """A run folder with kept evaluations of one set with two prompts, graded 0."""
     given = ["experiment=quickstart", "eval.prompt_data=[sums,sums.jsonl]", *overrides]
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(to_yaml(load_config(given)))
+    (folder / "config.yaml").write_text(config_text(*given))
     files = EvaluationFiles(folder, keep_last=None, resume_at=99)
     for version in versions:
         writer = files.open(Measured.of_run(version, version), {"sums": {"path": "sums.jsonl", "num_samples": 2}})

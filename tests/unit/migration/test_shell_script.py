@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.errors import ConfigError
+from rlscale.migration import shell_script
 from rlscale.migration.shell_script import ScriptRecord, read_script
 from rlscale.migration.shell_values import template_of, value_of
 
@@ -124,7 +125,10 @@ def test_a_wrong_path_of_a_sourced_file_is_reported(tmp_path: Path) -> None:
         "X=aaaaaaaaaa\nfor i in 1 2 3 4 5 6 7; do X=$X$X$X$X$X$X$X$X; done",
     ],
 )
-def test_an_endless_script_is_refused(tmp_path: Path, script: str) -> None:
+def test_an_endless_script_is_refused(tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The limits are for long scripts: a second of interpretation each.
+    monkeypatch.setattr(shell_script, "MAX_STEPS", 1_000)
+    monkeypatch.setattr(shell_script, "MAX_CHARACTERS", 20_000)
     with pytest.raises(ConfigError, match="must"):
         follow(tmp_path, script)
 

@@ -15,6 +15,10 @@ FOLDER_NAME = r"^[^/\\]*[^/\\.][^/\\]*$"
 """Pattern of the name of one folder: without separators, and not `.` or `..`."""
 
 
+_ATOMIC = frozenset({type(None), bool, int, float, str})
+"""Types whose values a deep copy shares."""
+
+
 class ConfigGroup:
     """Base of the dataclasses that make up a RunConfig.
 
@@ -37,7 +41,16 @@ class ConfigGroup:
         super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)(**{field.name: deepcopy(getattr(self, field.name), memo) for field in fields(self)})  # type: ignore[arg-type]
+        # Without the calls of __init__ and __setattr__, which take most of the time. The copy is not frozen.
+        copy = object.__new__(type(self))
+        copy.__dict__.update(
+            {
+                name: value if type(value) in _ATOMIC else deepcopy(value, memo)
+                for name, value in vars(self).items()
+                if name != "_frozen"
+            }
+        )
+        return copy
 
     def freeze(self) -> None:
         """Makes this group and its nested groups read-only."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import failed_override
-from rlscale.config.hydra.internals import YamlLoader, make_loader
+from rlscale.config.hydra.internals import YamlLoader, apply_overrides, compose_app, make_loader, override_parser
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested, value_of
 from rlscale.config.keys import keys, nodes
 from rlscale.errors import Problem
@@ -83,10 +83,9 @@ class Composed:
         return _option_files(options, self.folders, self.folders.state())
 
 
-@lru_cache(maxsize=256)
 def _option_files(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> Sequence[tuple[str, Path]]:
     """Package and file of the options that `options` select; `state` changes when a file does."""
-    defaults = make_loader(folders).compute_defaults_list(PRIMARY, list(options), RunMode.RUN).defaults
+    defaults = _compose_options(options, folders, state).defaults
     found = ((item.package or "", folders.find_file(str(item.config_path))) for item in defaults)
     return tuple((package, file) for package, file in found if file is not None)
 
@@ -114,21 +113,39 @@ def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> d
     options = tuple(override for override in overrides if not override.startswith("++"))
     if any(override.lstrip("+~").startswith("hydra") for override in overrides):
         return None
-    values = copy.deepcopy(_compose_options(options, folders, folders.state()))
-    parser = OverridesParser.create()
-    for override in parser.parse_overrides([text for text in overrides if text.startswith("++")]):
+    values = copy.deepcopy(_compose_options(options, folders, folders.state()).values)
+    parsed = override_parser().parse_overrides([text for text in overrides if text.startswith("++")])
+    for number, override in enumerate(parsed):
         path, value = override.key_or_group, override.value()
         # Hydra merges mappings, and OmegaConf rejects what is not an interpolation.
         if not _is_literal(value) or not _is_free(values, path):
-            return None
+            try:
+                return _plain(apply_overrides(values, parsed[number:]))
+            except _FAILURES:
+                return None
         set_nested(values, path, value)
     return values
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    """The values of the YAML files that options select, and these files in the order of merging."""
+
+    values: dict[str, Any]
+    defaults: Sequence[ResultDefault]
+
+
 @lru_cache(maxsize=256)
-def _compose_options(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> dict[str, Any]:
-    """The values of the YAML files that `options` select; `state` changes when one of the files does."""
-    return _plain(make_loader(folders).load_configuration(PRIMARY, list(options), RunMode.RUN))
+def _compose_options(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> _Options:
+    """Composes the YAML files that `options` select; `state` changes when one of the files does."""
+    loader = make_loader(folders)
+    composed = compose_app(loader, options)
+    if composed is None:
+        config = loader.load_configuration(PRIMARY, list(options), RunMode.RUN)
+        defaults = loader.compute_defaults_list(PRIMARY, list(options), RunMode.RUN).defaults
+    else:
+        config, defaults = composed
+    return _Options(values=_plain(config), defaults=defaults)
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -190,7 +207,7 @@ def _read_without_hydra(
     problems: list[Problem],
     error: Exception | None = None,
 ) -> Composed:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = override_parser().parse_overrides(list(overrides))
     # parse_command_line writes keys as `++key=value`; all other overrides select options.
     of_keys = [override for override in parsed if str(override.input_line).startswith("++")]
     choices = [

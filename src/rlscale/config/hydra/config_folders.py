@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,22 +43,33 @@ class ConfigFolders:
 
     def state(self) -> tuple[tuple[str, int, int], ...]:
         """Path, time of the last change (ns) and size of every YAML file; equal while no file changes."""
-        files = (
-            file for root in self.paths for file in glob.iglob(f"{glob.escape(str(root))}/**/*.yaml", recursive=True)
-        )
-        return tuple((file, (stat := os.stat(file)).st_mtime_ns, stat.st_size) for file in sorted(files))
+        files = (file for root in self.paths for file in _yaml_entries(str(root)))
+        return tuple(sorted((file.path, (stat := file.stat()).st_mtime_ns, stat.st_size) for file in files))
 
     def groups(self) -> dict[str, list[str]]:
         """The options of every group, in natural order: tp2 before tp16."""
         found: dict[str, set[str]] = {}
         for root in self.paths:
             for folder in _group_folders(root, self.main):
-                found.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
+                names = (name for name in os.listdir(folder) if name.endswith(".yaml"))
+                found.setdefault(folder.name, set()).update(name.removesuffix(".yaml") for name in names)
         return {group: sorted(options, key=natural_order) for group, options in sorted(found.items()) if options}
 
     def find_file(self, config_path: str) -> Path | None:
         """The file of `config_path`, as Hydra names it (e.g. `algo/gspo`); None when it is not in these folders."""
         return next((file for root in self.paths if (file := root / f"{config_path}.yaml").is_file()), None)
+
+
+def _yaml_entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """The YAML files in `folder` and below. Every config asks for them, and pathlib takes three times as long."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.name.endswith(".yaml"):
+                yield entry
+            elif entry.is_dir():
+                yield from _yaml_entries(entry.path)
 
 
 def natural_order(name: str) -> list[tuple[bool, int, str]]:

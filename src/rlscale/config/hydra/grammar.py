@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator
 from typing import get_args, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from rlscale.config.errors import corrected_text, default_fix
+from rlscale.config.hydra.internals import override_parser
 from rlscale.config.keys import Key
 from rlscale.config.schema import type_problem
 
@@ -56,7 +56,7 @@ def _rule_and_fix(path: str, value: str, key: Key | None) -> tuple[str, str]:
 def is_parsable(override: str) -> bool:
     """Whether Hydra's grammar can parse an override."""
     try:
-        OverridesParser.create().parse_override(override)
+        override_parser().parse_override(override)
     except HydraException:
         return False
     return True
@@ -75,7 +75,7 @@ def is_accepted(key: Key | None, override: str) -> bool:
         override: as it is typed, without quotes for a shell.
     """
     try:
-        parsed = OverridesParser.create().parse_override(override)
+        parsed = override_parser().parse_override(override)
     except HydraException:
         return False
     if parsed.is_sweep_override() or not parsed.key_or_group:

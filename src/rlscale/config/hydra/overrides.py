@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.foreign_words import VALUE_WORDS, find_foreign
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
+from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.written_overrides import write_override
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
@@ -67,7 +67,7 @@ def parse_command_line(
         multirun: whether an override may have several values (`a=1,2`).
     """
     line = CommandLine()
-    parser = OverridesParser.create()
+    parser = override_parser()
     ordered: list[tuple[int, str]] = []
     for text in overrides:
         try:

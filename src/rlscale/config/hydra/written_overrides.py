@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import get_args, get_origin
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from rlscale.config.corrected_values import corrected_choice
 from rlscale.config.errors import corrected_text
 from rlscale.config.hydra.grammar import is_accepted, quoted, shell_quoted
+from rlscale.config.hydra.internals import override_parser
 from rlscale.config.keys import Key, keys
 
 
@@ -63,6 +62,6 @@ def _says_something(key: Key | None, override: str) -> bool:
     """Whether an override is accepted, and its value is not an empty text, nor nested where the key is not."""
     if not is_accepted(key, override):
         return False
-    value = OverridesParser.create().parse_override(override).value()
+    value = override_parser().parse_override(override).value()
     is_nested = key is not None and (key.is_mapping or get_origin(key.type) is list)
     return value != "" and (key is None or isinstance(value, list | dict) == is_nested)

@@ -9,7 +9,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rlscale.config.hydra import compose as composing
-from rlscale.config.hydra.compose import compose, make_loader
+from rlscale.config.hydra.compose import compose, compose_app, make_loader
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 
@@ -80,3 +80,23 @@ def test_a_composed_config_can_be_changed_without_changing_the_next() -> None:
     first.values["data"]["num_rollout"] = -1
     second = compose(line.overrides, command_line_keys=line.keys, folders=FOLDERS)
     assert second.values["data"]["num_rollout"] != -1
+
+
+SETS_HYDRA = {
+    "a key": "hydra:\n  verbose: true\n",
+    "an option": "defaults:\n  - override /hydra/launcher: basic\n",
+}
+
+
+@pytest.mark.parametrize("name", SETS_HYDRA)
+def test_a_file_that_sets_something_of_hydra_is_composed_with_its_configs(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\n{SETS_HYDRA[name]}data:\n  num_rollout: 3\n", encoding="utf-8")
+    folders = ConfigFolders.find(tmp_path)
+    assert compose_app(make_loader(folders), ["+experiment=quickstart"]) is not None
+    assert compose_app(make_loader(folders), ["+experiment=mine"]) is None
+    line = parse_command_line(["experiment=mine"], folders.groups())
+    composed = compose(line.overrides, command_line_keys=line.keys, folders=folders)
+    assert composed.read is None and composed.values == {"data": {"num_rollout": 3}}
+    assert composed.origin("data.num_rollout").endswith("mine.yaml:5")

@@ -8,7 +8,6 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -18,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlscale.config.check_fields import check_fields
 from rlscale.config.errors import COMMAND_LINE, nearest
 from rlscale.config.hydra.config_folders import PRIMARY
+from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.overrides import CommandLine
 from rlscale.config.keys import keys
 from rlscale.errors import Problem
@@ -79,7 +79,7 @@ def interval_problems(line: CommandLine) -> list[Problem]:
 
 def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
     """Problems of the overrides of Hydra's own settings."""
-    parsed = (OverridesParser.create().parse_override(text) for text in line.overrides)
+    parsed = (override_parser().parse_override(text) for text in line.overrides)
     own = [override for override in parsed if override.is_hydra_override()]
     groups = [(each, _option_problem(each, loader)) for each in own if "/" in each.key_or_group]
     problems = [problem for _, problem in groups if problem]
@@ -127,7 +127,7 @@ def _has(config: DictConfig, path: str) -> bool:
 def _choices(line: CommandLine) -> list[list[str]]:
     """For each override of the config, one override per value."""
     choices = []
-    for override in OverridesParser.create().parse_overrides(line.overrides):
+    for override in override_parser().parse_overrides(line.overrides):
         if override.is_hydra_override():
             continue
         key = override.get_key_element()
@@ -141,7 +141,7 @@ def _choices(line: CommandLine) -> list[list[str]]:
 
 
 def _sweeps(line: CommandLine) -> Iterator[Override]:
-    overrides = OverridesParser.create().parse_overrides(line.overrides)
+    overrides = override_parser().parse_overrides(line.overrides)
     return (each for each in overrides if each.is_sweep_override() and not each.is_hydra_override())
 
 

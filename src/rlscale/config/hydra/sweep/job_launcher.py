@@ -8,13 +8,13 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from rlscale.config.hydra.grammar import is_parsable
+from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.hydra.sweep.records import JobOutcome, JobRecord, RecordFolder
 from rlscale.config.load import CheckConfig, check_nothing, load_config_with_notes
@@ -171,7 +171,7 @@ def _unescaped(override: str) -> str:
     plain = _ESCAPED.sub(r"\1", override)
     if plain == override or not is_parsable(plain):
         return override
-    parser = OverridesParser.create()
+    parser = override_parser()
     return plain if parser.parse_override(plain).value() == parser.parse_override(override).value() else override
 
 
