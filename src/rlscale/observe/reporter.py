@@ -49,11 +49,13 @@ class Observer:
         diff_limit: float,
         files: RolloutFiles | None = None,
         learns_from_differences: bool = False,
+        has_teacher: bool = False,
     ) -> None:
         """Opens nothing; the sinks and files are open.
 
         Args:
             learns_from_differences: a group whose rewards are all equal has no gradient.
+            has_teacher: equal rewards have one, too.
         """
         self.console, self._sink, self._diff_limit = console, CombinedSink(sinks), diff_limit
         self._files = files or RolloutFiles()
@@ -61,6 +63,7 @@ class Observer:
         self._num_constant = 0  # rollouts in a row with one and the same reward
         self._num_flat = 0  # rollouts in a row without a group that has a gradient
         self._learns_from_differences = learns_from_differences
+        self._has_teacher = has_teacher
 
     @property
     def evaluations(self) -> EvaluationFiles | None:
@@ -145,6 +148,8 @@ class Observer:
 
     def _check_rewards(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Warns once about rewards that are all equal, in the rollout or in each group: there is no gradient."""
+        if self._has_teacher:
+            return
         self._num_constant = self._num_constant + 1 if metrics.get("reward/std") == 0 else 0
         if self._num_constant == CONSTANT_ROLLOUTS:
             self.warn(
