@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlscale.errors import ConfigError
 from rlscale.migration.findings import Kind
@@ -30,6 +31,7 @@ class Result:
     counts: Counter[str] = field(default_factory=Counter)
     problems: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    scripts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path in the folder
 
 
 def translate_all(folder: Path) -> Result:
@@ -43,15 +45,19 @@ def translate_all(folder: Path) -> Result:
             found = _translate(path)
         except ConfigError:
             continue
-        counts = result.counts
-        counts["inputs"] += 1
-        counts["arguments"] += len(found.arguments)
+        problems = [f"{problem.path} must {problem.rule}" for problem in found.problems]
+        row = {
+            "arguments": len(found.arguments),
+            "complete": not found.losses,
+            "loads": not problems,
+            "plans": not problems and _plans(found),
+            "waits": any(place.kind is Kind.waits for place in found.places.values()),
+        }
+        result.counts.update({"inputs": 1, **row})
         result.kinds.update(str(place.kind) for place in found.places.values())
-        counts["complete"] += not found.losses
-        counts["waits"] += any(place.kind is Kind.waits for place in found.places.values())
-        counts["loads"] += not found.problems
-        counts["plans"] += not found.problems and _plans(found)
-        result.problems.update(f"{problem.path} must {problem.rule}" for problem in found.problems)
+        result.problems.update(problems)
+        lost = [finding.line(found.root) for finding in found.losses]
+        result.scripts[str(path.relative_to(folder))] = {**row, "losses": lost, "problems": problems}
     return result
 
 
