@@ -23,8 +23,8 @@ COLUMNS = ("arguments", "complete", "loads", "plans", "waits")
 NUM_REASONS = 15
 ABOUT = (
     "Every script and Python launcher of the checkouts that starts a training run; none of them was run. `complete`: "
-    "nothing is lost. `loads`: the experiment passes all checks of the configuration. `plans`: `rlscale-plan` knows the "
-    "model, for H100. `waits`: it has a key that exists and is not supported yet. Made by "
+    "nothing is lost. `loads`: the experiment passes all checks of the configuration for GPUs. `plans`: `rlscale-plan` "
+    "knows the model, for H100. `waits`: it has a key that exists and is not supported yet. Made by "
     "`python benchmarks/migrate.py`; `migrate.json` has a line for each script."
 )
 

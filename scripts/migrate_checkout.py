@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlscale.config import RunConfig
 from rlscale.errors import ConfigError
 from rlscale.migration.findings import Kind
-from rlscale.migration.migrate import load_experiment, migrate
+from rlscale.migration.migrate import load_experiment, translate_input
 from rlscale.migration.migration_report import Migration
 from rlscale.plan import find_hardware, make_plan
 
@@ -45,12 +46,12 @@ def translate_all(folder: Path) -> Result:
             found = _translate(path)
         except ConfigError:
             continue
-        problems = [f"{problem.path} must {problem.rule}" for problem in found.problems]
+        config, problems = _load(found)
         row = {
             "arguments": len(found.arguments),
             "complete": not found.losses,
-            "loads": not problems,
-            "plans": not problems and _plans(found),
+            "loads": config is not None,
+            "plans": config is not None and _plans(config),
             "waits": any(place.kind is Kind.waits for place in found.places.values()),
         }
         result.counts.update({"inputs": 1, **row})
@@ -72,20 +73,27 @@ def find_inputs(folder: Path) -> Iterator[Path]:
 
 
 def _translate(path: Path) -> Migration:
-    found = migrate(path)
+    found = translate_input(path)
     needed = [note.subject for note in found.notes if note.kind is Kind.variable and NEEDED in note.text]
     if not needed:
         return found
     given = {
         name: "8" if any(word in name.upper() for word in _NUMBERS) else f"/data/{name.lower()}" for name in needed
     }
-    return migrate(path, set=given)
+    return translate_input(path, set=given)
 
 
-def _plans(found: Migration) -> bool:
-    loaded = load_experiment(found.yaml, found.name, ["cluster.device=cuda"])
+def _load(found: Migration) -> tuple[RunConfig | None, list[str]]:
+    """The config of an experiment on GPUs, or the rules that it breaks."""
     try:
-        make_plan(loaded.config, find_hardware("h100"))
+        return load_experiment(found.yaml, found.name, ["cluster.device=cuda"]).config, []
+    except ConfigError as error:
+        return None, [f"{problem.path} must {problem.rule}" for problem in error.problems]
+
+
+def _plans(config: RunConfig) -> bool:
+    try:
+        make_plan(config, find_hardware("h100"))
     except ConfigError:
         return False  # the architecture is only in a checkpoint that is not here
     return True

@@ -24,7 +24,8 @@ def write_modules(page: Path, folder: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("line", "page"), [pair for pair in lines().items() if any(re.fullmatch(each, pair[0]) for each in RUNS)]
+    ("line", "page"),
+    [pytest.param(*pair, id=pair[0]) for pair in lines().items() if any(re.fullmatch(each, pair[0]) for each in RUNS)],
 )
 def test_a_line_of_the_docs_runs(line: str, page: Path, command: Command) -> None:
     write_modules(page, command.folder)
