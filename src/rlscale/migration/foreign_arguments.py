@@ -49,7 +49,7 @@ class Argument:
 
     @property
     def is_output(self) -> bool:
-        """Whether it is a word of its own that a program prints."""
+        """Whether it is a word that a program prints, without a name."""
         return not self.is_known and self.name == template_of(self.values[0])
 
     @property

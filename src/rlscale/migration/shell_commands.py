@@ -170,8 +170,8 @@ class CommandCalls:
             for place, name in enumerate(names[:-1]):
                 self._reader.assign(name, words[place] if place < len(words) else ())
             blank = literal(" ", source)
-            rest = [piece for word in words[len(names) - 1 :] for piece in (blank, *word)]
-            self._reader.assign(names[-1], tuple(rest[1:]))
+            remaining = [piece for word in words[len(names) - 1 :] for piece in (blank, *word)]
+            self._reader.assign(names[-1], tuple(remaining[1:]))
         else:
             for name in names:
                 self._reader.assign(name, unquoted(text))

@@ -182,9 +182,9 @@ class Variables:
         if found is None:
             return element
         start = element[0]
-        rest = replace(start, value=start.value[found.end() :], template=start.template.removeprefix(found[0]))
-        self.texts[f"{name}[{found[1]}]"] = (rest, *element[1:])
-        return (rest, *element[1:])
+        remaining = replace(start, value=start.value[found.end() :], template=start.template.removeprefix(found[0]))
+        self.texts[f"{name}[{found[1]}]"] = (remaining, *element[1:])
+        return (remaining, *element[1:])
 
     def elements(self, name: str, source: Source) -> list[Text]:
         """The elements of an array; a plain variable is an array of one."""
