@@ -231,8 +231,9 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
             samples_otherwise=samples_otherwise(config.rollout),
         ),
         # Where a function changes the rewards that are trained, equal ones may become different.
-        learns_from_differences=learns_from_differences(config.algo) and config.reward.post_process_path is None,
-        has_teacher=uses_teacher(config.algo),
+        learns_from_differences=None
+        if uses_teacher(config.algo)
+        else learns_from_differences(config.algo) and config.reward.post_process_path is None,
         files=RolloutFiles(
             dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
             batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,

@@ -66,7 +66,7 @@ def test_equal_rewards_are_one_warning_not_two() -> None:
 
 def test_with_a_teacher_equal_rewards_are_no_warning() -> None:
     with open_console("none", title="test", total=7) as console:
-        observer = Observer(console=console, sinks=[], diff_limit=1.0, learns_from_differences=True, has_teacher=True)
+        observer = Observer(console=console, sinks=[], diff_limit=1.0, learns_from_differences=None)
         for step in range(7):
             observer.step({"reward/std": 0.0, "reward/mean": 0.0, "reward/flat_groups": 1.0}, step=step)
     assert observer.warnings == []
