@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from rlscale.config import RunConfig
 from rlscale.errors import ConfigError
 from rlscale.migration.findings import Kind
-from rlscale.migration.migrate import load_experiment, migrate
+from rlscale.migration.migrate import load_experiment, translate_input
 from rlscale.migration.migration_report import Migration
 from rlscale.plan import find_hardware, make_plan
 
@@ -30,6 +32,7 @@ class Result:
     counts: Counter[str] = field(default_factory=Counter)
     problems: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    scripts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path in the folder
 
 
 def translate_all(folder: Path) -> Result:
@@ -43,15 +46,19 @@ def translate_all(folder: Path) -> Result:
             found = _translate(path)
         except ConfigError:
             continue
-        counts = result.counts
-        counts["inputs"] += 1
-        counts["arguments"] += len(found.arguments)
+        config, problems = _load(found)
+        row = {
+            "arguments": len(found.arguments),
+            "complete": not found.losses,
+            "loads": config is not None,
+            "plans": config is not None and _plans(config),
+            "waits": any(place.kind is Kind.waits for place in found.places.values()),
+        }
+        result.counts.update({"inputs": 1, **row})
         result.kinds.update(str(place.kind) for place in found.places.values())
-        counts["complete"] += not found.losses
-        counts["waits"] += any(place.kind is Kind.waits for place in found.places.values())
-        counts["loads"] += not found.problems
-        counts["plans"] += not found.problems and _plans(found)
-        result.problems.update(f"{problem.path} must {problem.rule}" for problem in found.problems)
+        result.problems.update(problems)
+        lost = [finding.line(found.root) for finding in found.losses]
+        result.scripts[str(path.relative_to(folder))] = {**row, "losses": lost, "problems": problems}
     return result
 
 
@@ -66,20 +73,27 @@ def find_inputs(folder: Path) -> Iterator[Path]:
 
 
 def _translate(path: Path) -> Migration:
-    found = migrate(path)
+    found = translate_input(path)
     needed = [note.subject for note in found.notes if note.kind is Kind.variable and NEEDED in note.text]
     if not needed:
         return found
     given = {
         name: "8" if any(word in name.upper() for word in _NUMBERS) else f"/data/{name.lower()}" for name in needed
     }
-    return migrate(path, set=given)
+    return translate_input(path, set=given)
 
 
-def _plans(found: Migration) -> bool:
-    loaded = load_experiment(found.yaml, found.name, ["cluster.device=cuda"])
+def _load(found: Migration) -> tuple[RunConfig | None, list[str]]:
+    """The config of an experiment on GPUs, or the rules that it breaks."""
     try:
-        make_plan(loaded.config, find_hardware("h100"))
+        return load_experiment(found.yaml, found.name, ["cluster.device=cuda"]).config, []
+    except ConfigError as error:
+        return None, [f"{problem.path} must {problem.rule}" for problem in error.problems]
+
+
+def _plans(config: RunConfig) -> bool:
+    try:
+        make_plan(config, find_hardware("h100"))
     except ConfigError:
         return False  # the architecture is only in a checkpoint that is not here
     return True

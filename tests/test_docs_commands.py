@@ -16,6 +16,7 @@ from rlscale.cli.config import main as main_config
 from rlscale.cli.migrate import main as main_migrate
 from rlscale.config import RunConfig
 from rlscale.config.hydra.config_folders import ConfigFolders
+from tests.docs_lines import BY_TESTS, COMPOSED, RUNS, lines
 from tests.test_docs import PAGES, ROOT, TUTORIAL, blocks
 
 
@@ -65,7 +66,7 @@ BY_OTHER_TESTS = {
     r"rlscale-data download ": "tests/unit/data/test_downloads.py",
     r"(printf .*)?rlscale-chat ": "tests/ranks/cli/test_chat.py",
     r"python app\.py": "tests/ranks/examples/test_hydra_app.py",
-    # Composed with all checks of the configuration, up to the start of Ray: each kind of run has integration tests.
+    # Composed with all checks of the configuration, up to the start of Ray. tests/docs_lines.py says which lines run.
     r"(RAY_ADDRESS=\S+ )?rlscale-train ": "tests/test_docs.py",
 }
 """Patterns -> the file that executes such a command, as a program or as its function, with the sizes of the test."""
@@ -120,6 +121,18 @@ def test_every_command_is_executed_or_has_a_reason() -> None:
     ]
     assert unused == [], "no page has such a command any more"
     assert [file for file in BY_OTHER_TESTS.values() if not (ROOT / file).is_file()] == []
+
+
+def test_every_line_of_rlscale_train_runs_or_has_a_reason_why_not() -> None:
+    tables = [("run", RUNS), ("by a test", BY_TESTS), ("composed", COMPOSED)]
+    places = {
+        line: [name for name, table in tables for pattern in table if re.fullmatch(pattern, line)] for line in lines()
+    }
+    assert {line: found for line, found in places.items() if len(found) != 1} == {}, "add it to tests/docs_lines.py"
+    patterns = [pattern for _, table in tables for pattern in table]
+    assert [each for each in patterns if not any(re.fullmatch(each, line) for line in places)] == []
+    assert [file for file in BY_TESTS.values() if not (ROOT / file).is_file()] == []
+    assert sum(found == ["composed"] for found in places.values()) < len(places) / 2
 
 
 @pytest.fixture

@@ -215,6 +215,11 @@ def test_consequences_of_a_wrong_experiment_are_not_reported() -> None:
     assert [problem.path for problem in caught.value.problems] == ["experiment", "on", "algo.eps_clip"]
 
 
+def test_the_advice_names_the_value_of_the_experiment() -> None:
+    with pytest.raises(ConfigError, match=r"got abc; remove it to use 0\.0005, from experiment=quickstart"):
+        sweep("optim.lr=1e-4,abc")
+
+
 def test_an_interval_needs_optuna() -> None:
     with pytest.raises(ConfigError, match="add hydra/sweeper=optuna"):
         sweep("algo.eps_clip=interval(0.1,0.5)")

@@ -26,6 +26,7 @@ def _power(base: float, exponent: float) -> float | None:
 # Pattern of the whole text -> its value from the groups of the pattern.
 _FORMS: tuple[tuple[str, Callable[[re.Match[str]], float | None]], ...] = (
     (rf"({_NUMBER})", lambda found: float(found[1])),
+    (r"0x([0-9a-f]+)", lambda found: float(int(found[1], 16))),
     # Thousands before decimals: 1,000 is a count, while 0,001 has a zero in front of its only comma.
     (r"([1-9]\d{0,2}(?:[, ']\d{3})+)", lambda found: float(re.sub(r"[, ']", "", found[1]))),
     (r"([+-]?\d+,\d+(?:e[+-]?\d+)?)", lambda found: float(found[1].replace(",", "."))),

@@ -48,11 +48,18 @@ class Argument:
         return all(is_known(each) for each in self.values)
 
     @property
+    def is_output(self) -> bool:
+        """Whether it is a word that a program prints, without a name."""
+        return not self.is_known and self.name == template_of(self.values[0])
+
+    @property
     def text(self) -> str:
         """The argument as it can be shown."""
         if is_secret(self.name.lstrip("-").replace("-", "_")):
             return self.name
         shown = " ".join(template_of(each) for each in self.values)
+        if self.is_output:
+            return shown
         return f"{self.name} {shown}".strip()
 
 
@@ -85,9 +92,17 @@ def split_flags(words: Sequence[Text]) -> Iterator[Argument]:
         if not is_flag(text):
             if name is None:
                 # A word before the first argument: only a variable without a value is none.
-                if text:
+                if not is_known(word):
+                    yield Argument(name=template_of(word), values=(word,), source=word[0].source, index=index)
+                    index += 1
+                elif text:
                     yield Argument(name=text, values=(), source=word[0].source, index=index)
                     index += 1
+            elif not is_known(word) and values and not text:
+                # The output of a program may be further arguments.
+                yield Argument(name=name, values=tuple(values), source=source, index=index)
+                yield Argument(name=template_of(word), values=(word,), source=word[0].source, index=index + 1)
+                index, name, values = index + 2, None, []
             elif text or not values:
                 # A variable without a value is no further word: `--colocate $EXTRA`.
                 values.append(word)

@@ -15,6 +15,7 @@ from rlscale.migration.foreign_arguments import Argument, Project
 from rlscale.migration.model_option import choose_model
 from rlscale.migration.settings import Setting
 from rlscale.migration.shell_values import value_of
+from rlscale.migration.slime_distillation import DISTILLATION, has_zero_reward
 from rlscale.migration.translation_draft import Conversion, TranslationDraft, place_as, translate, write_defaults
 
 SFT = "slime.rollout.sft_rollout.generate_rollout"
@@ -142,7 +143,9 @@ def _dynamic_filter(draft: TranslationDraft, argument: Argument, row: TableRow) 
 
 
 def _rm_type(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    if argument.value in keys()["reward.type"].choices:
+    if has_zero_reward(draft):
+        draft.report(argument, Kind.dropped, "has no effect: --custom-rm-path takes precedence")
+    elif argument.value in keys()["reward.type"].choices:
         draft.rename(argument, row)
     else:
         choices = "|".join(keys()["reward.type"].choices)
@@ -186,22 +189,6 @@ def _opsm(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
         draft.report(argument, Kind.dropped, row.note)
     else:
         draft.set(argument, "algo.opsm_delta", Setting(value=OPSM_DELTA))
-
-
-def _opd(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    """On-policy distillation: a teacher of the trainer, or logprobs of a server that a reward function asks."""
-    kind = draft.given("--opd-type")
-    if not draft.has("--use-opd"):
-        draft.report(argument, Kind.dropped, "has no effect without --use-opd")
-    elif kind is not None and kind.value == "sglang":
-        text = "the teacher's logprobs come from a server; set model.teacher_load and algo.opd_kl_coef instead"
-        draft.report(argument, Kind.lost, text)
-    elif row.key:
-        draft.rename(argument, TableRow(argument=row.argument, key=row.key, conversion="", note=""))
-    elif argument.name == "--use-opd" and not draft.has("--opd-kl-coef"):
-        draft.set(argument, "algo.opd_kl_coef", Setting(value=1.0))
-    else:
-        draft.report(argument, Kind.dropped, row.note)
 
 
 def _weights(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
@@ -265,7 +252,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "advantages": _advantages,
         "eval_sets": _eval_sets,
         "opsm": _opsm,
-        "opd": _opd,
+        **DISTILLATION,
         "weights": _weights,
         "spec": _spec,
         "role_file": _role_file,

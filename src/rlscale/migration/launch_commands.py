@@ -11,12 +11,13 @@ from pathlib import PurePosixPath
 from rlscale.migration.argument_tables import read_table
 from rlscale.migration.foreign_arguments import Argument, Project, Reading, is_flag, read_environment, split_flags
 from rlscale.migration.shell_record import Command, ScriptRecord
-from rlscale.migration.shell_values import Source, Text, literal, split_words, template_of, value_of
+from rlscale.migration.shell_values import Source, Text, literal, split_words, value_of
 
 SLIME_PROGRAMS = ("train.py", "train_async.py", "train_multi_turn.py")
 _VERL_MODULE = re.compile(r"(?:\w+\.)*(?:verl|recipe)(?:\.\w+)*\.(?:main_(?!gen|eval)\w+|\w*sft_trainer\w*)")
 TRL_PROGRAMS = ("grpo.py", "gspo.py", "grpo_vlm.py", "gspo_vlm.py", "grpo_agent.py")
 HYDRA_FLAGS = ("--config-name", "--config-path", "--config-dir", "--cfg", "--resolve", "--multirun")
+_FIRST_MARK = 0xE000
 _QUOTED_COMMANDS = ("bash", "sh", "ssh", "srun", "mpirun", "su")
 
 
@@ -170,10 +171,22 @@ def _read_quoted(command: Command, name: str) -> Reading | None:
 
 def _unprotected(word: Text) -> Text:
     """The words of a text that a second shell splits."""
-    text = template_of(word)
+    # A variable is one character of the text, from the private use area, so that its value stays an interpolation.
+    marks = {chr(_FIRST_MARK + place): piece for place, piece in enumerate(word) if piece.template != piece.value}
+    text = "".join(
+        chr(_FIRST_MARK + place) if piece in marks.values() else piece.value for place, piece in enumerate(word)
+    )
     try:
         words = shlex.split(text)
     except ValueError:
         words = text.split()
-    source = word[0].source
-    return tuple(piece for each in words for piece in (literal(each, source, quoted=True), literal(" ", source)))
+    source, found = word[0].source, []
+    for each in words:
+        parts = re.split(f"([{''.join(marks)}])", each) if marks else [each]
+        found += [
+            replace(marks[part], quoted=True) if part in marks else literal(part, source, quoted=True)
+            for part in parts
+            if part or len(parts) == 1
+        ]
+        found.append(literal(" ", source))
+    return tuple(found)

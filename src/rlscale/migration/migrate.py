@@ -51,6 +51,14 @@ def migrate(
 
     Raises: ConfigError when the input cannot be read or starts no run of a known project.
     """
+    found = translate_input(source, set=set, name=name)
+    return replace(found, problems=load_problems(found.yaml, found.name))
+
+
+def translate_input(
+    source: str | Path | Sequence[str], *, set: Mapping[str, str] | None = None, name: str | None = None
+) -> Migration:
+    """As `migrate`, without the check whether the experiment loads."""
     reading = _read(source, dict(set or {}), name)
     reading.given = dict(set or {})
     read_named_configs(reading, _file_of(source), reading.given)
@@ -73,7 +81,6 @@ def migrate(
         arguments=tuple(reading.arguments),
         places=draft.places,
         notes=tuple(notes),
-        problems=load_problems(text, reading.name),
     )
 
 

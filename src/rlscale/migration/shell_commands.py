@@ -11,7 +11,7 @@ from rlscale.migration.shell_builtins import OUTPUT_BUILTINS, print_formatted
 from rlscale.migration.shell_record import Command, StopBlock
 from rlscale.migration.shell_tests import Answer
 from rlscale.migration.shell_tree import raw
-from rlscale.migration.shell_values import Source, Text, is_known, split_words, unquoted, value_of
+from rlscale.migration.shell_values import Source, Text, is_known, literal, split_words, unquoted, value_of
 from rlscale.migration.shell_words import unknown
 
 if TYPE_CHECKING:
@@ -164,8 +164,17 @@ class CommandCalls:
             return None
         if "a" in options or "t" in options:
             self._reader.assign(names[0], self._words(text))
+        elif is_known(text) and len(names) > 1:
+            # The last name gets all words that are left.
+            words = split_words(unquoted(text))
+            for place, name in enumerate(names[:-1]):
+                self._reader.assign(name, words[place] if place < len(words) else ())
+            blank = literal(" ", source)
+            remaining = [piece for word in words[len(names) - 1 :] for piece in (blank, *word)]
+            self._reader.assign(names[-1], tuple(remaining[1:]))
         else:
-            self._reader.assign(names[0], unquoted(text))
+            for name in names:
+                self._reader.assign(name, unquoted(text))
         return True if is_known(text) else None
 
     def _words(self, text: Text) -> list[Text]:

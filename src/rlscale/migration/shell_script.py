@@ -267,6 +267,10 @@ class ShellReader:
         """Assigns a variable, or one element of an array."""
         variables = self.record.variables
         name, bracket, index = name.partition("[")
+        key = index.rstrip("]").strip("'\"")
+        if bracket and isinstance(value, tuple) and not key.isdigit() and not variables.is_set(key):
+            variables.texts[f"{name}[{key}]"] = value
+            return
         if bracket and isinstance(value, tuple):
             place = self.expander.arithmetic(index.rstrip("]"), Source(file=self.file, line=1))
             elements = variables.elements(name, Source(file=self.file, line=1))

@@ -166,6 +166,7 @@ class Variables:
         if name in self.given:
             return
         if isinstance(value, list):
+            value = [self._entry(name, element) for element in value]
             self.arrays[name] = (self._array(name) if append else []) + value
             self.texts.pop(name, None)
         elif name in self.arrays and append:
@@ -174,6 +175,16 @@ class Variables:
         else:
             self.texts[name] = (*self.texts.get(name, ()), *value) if append else value
             self.arrays.pop(name, None)
+
+    def _entry(self, name: str, element: Text) -> Text:
+        """An element of an array; one that is written `[key]=value` is an entry of an associative array, too."""
+        found = re.match(r"\[([\w.-]+)\]=", element[0].value) if element else None
+        if found is None:
+            return element
+        start = element[0]
+        remaining = replace(start, value=start.value[found.end() :], template=start.template.removeprefix(found[0]))
+        self.texts[f"{name}[{found[1]}]"] = (remaining, *element[1:])
+        return (remaining, *element[1:])
 
     def elements(self, name: str, source: Source) -> list[Text]:
         """The elements of an array; a plain variable is an array of one."""

@@ -190,6 +190,9 @@ class WordExpander:
         if index in ("@", "*"):
             return self._variables.elements(name, source)
         if index:
+            entry = self._variables.texts.get(f"{name}[{value_of(self.text(index, source))}]")
+            if entry is not None:
+                return [entry]
             elements = self._variables.elements(name, source)
             place = self._arithmetic(index, source)
             known = isinstance(place, int) and -len(elements) <= place < len(elements)

@@ -153,6 +153,10 @@ def translate(draft: TranslationDraft, table: Mapping[str, TableRow], conversion
     """Places every argument: by its row, or by what the project does with others."""
     last = {argument.plain_name: argument.index for argument in draft.reading.arguments}
     for argument in draft.reading.arguments:
+        if argument.is_output:
+            text = "is the output of a program and may be arguments; give the variable with --set, or write them"
+            draft.report(argument, Kind.unresolved, text)
+            continue
         if argument.index != last[argument.plain_name]:
             final = draft.reading.arguments[last[argument.plain_name]]
             draft.report(argument, Kind.repeated, f"replaced by `{final.text}` ({final.source})")

@@ -48,12 +48,13 @@ class Observer:
         sinks: Sequence[MetricSink],
         diff_limit: float,
         files: RolloutFiles | None = None,
-        learns_from_differences: bool = False,
+        learns_from_differences: bool | None = False,
     ) -> None:
         """Opens nothing; the sinks and files are open.
 
         Args:
-            learns_from_differences: a group whose rewards are all equal has no gradient.
+            learns_from_differences: a group whose rewards are all equal has no gradient. None: a teacher gives one to
+                every sample, so that equal rewards are no warning.
         """
         self.console, self._sink, self._diff_limit = console, CombinedSink(sinks), diff_limit
         self._files = files or RolloutFiles()
@@ -145,6 +146,8 @@ class Observer:
 
     def _check_rewards(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Warns once about rewards that are all equal, in the rollout or in each group: there is no gradient."""
+        if self._learns_from_differences is None:
+            return
         self._num_constant = self._num_constant + 1 if metrics.get("reward/std") == 0 else 0
         if self._num_constant == CONSTANT_ROLLOUTS:
             self.warn(

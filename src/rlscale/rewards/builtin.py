@@ -15,6 +15,11 @@ def random_reward(sample: Sample) -> float:
     return float(random.Random(sample.seed).getrandbits(1))
 
 
+def zero_reward(sample: Sample) -> float:
+    """0 for every sample: the signal of a run comes from elsewhere, e.g. from the teacher of distillation."""
+    return 0.0
+
+
 def required_label(sample: Sample) -> str:
     """Returns the label of the prompt as text; a label that is no string as JSON.
 

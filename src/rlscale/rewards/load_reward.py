@@ -14,7 +14,7 @@ from rlscale.plugins.args_view import Args
 from rlscale.plugins.load_plugin import load_plugin
 from rlscale.protocols import Reward
 from rlscale.rewards.boxed_math import MAX_CPU_S, math_reward
-from rlscale.rewards.builtin import exact_match, random_reward
+from rlscale.rewards.builtin import exact_match, random_reward, zero_reward
 from rlscale.rewards.deepscaler import boxed_deepscaler_reward, deepscaler_reward
 from rlscale.rewards.instruction_following import ifbench_reward
 from rlscale.rewards.judge_client import JudgeSpec
@@ -36,6 +36,7 @@ BUILTINS: Mapping[str, Any] = MappingProxyType(
         "gpqa": gpqa_reward,
         "ifbench": ifbench_reward,
         "random": random_reward,
+        "zero": zero_reward,
         "boxed_exact_match": BoxedReward(exact_match),
         "boxed_deepscaler": boxed_deepscaler_reward,
         "boxed_dapo": boxed_dapo_reward,

@@ -102,7 +102,7 @@ def test_distillation_from_a_teacher() -> None:
     assert values(found)["algo.opd_kl_coef"] == 1.0
     assert values(found)["model.teacher_load"]
     other = translate("slime/624b824/examples/on_policy_distillation/run-qwen3-8B-opd.sh")
-    assert {"--use-opd", "--opd-type"} <= kinds(other, Kind.lost)
+    assert other.is_complete and "override /reward: zero" in other.yaml
 
 
 def test_arguments_given_twice() -> None:
@@ -179,3 +179,30 @@ def test_low_precision_of_slime_is_translated_or_refused_by_name() -> None:
     found = translate("slime/624b824/scripts/low_precision/run-qwen3-30B-A3B-int4.sh")
     assert {"OPEN_TRAINING_INT4_FAKE_QAT_FLAG", "Qwen3-30B-A3B-INT4"} <= kinds(found, Kind.lost)
     assert "rollout.weight_precision" not in values(found)
+
+
+LAUNCH = "train.py --hf-checkpoint Qwen/Qwen3-4B --rollout-batch-size 8"
+
+
+@pytest.mark.parametrize(
+    ("line", "unresolved"),
+    [
+        (f"python3 {LAUNCH} $ARGS", 1),
+        (f"python3 {LAUNCH.replace('py', 'py $ARGS $ARGS', 1)} --lr 1e-6 $ARGS --bf16", 3),
+    ],
+)
+def test_arguments_that_a_program_prints_are_reported(line: str, unresolved: int, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"ARGS=$(cat args.txt)\n{line}\n", encoding="utf-8")
+    found = rlscale.migrate(script)
+    lost = [place for place in found.places.values() if place.kind is Kind.unresolved]
+    assert len(lost) == unresolved and all(place.subject == "<cat args.txt>" for place in lost)
+    assert values(found)["batch.rollout_batch_size"] == 8
+    assert values(rlscale.migrate(script, set={"ARGS": "--num-rollout 7"}))["data.num_rollout"] == 7
+
+
+def test_a_command_in_quotes_keeps_its_variables(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"srun bash -c \"python3 {LAUNCH} --num-rollout ${{N:-3}} --save '/a b/$X'\"\n", encoding="utf-8")
+    own = values(rlscale.migrate(script))
+    assert own["data.num_rollout"] == "${oc.env:N,3}" and own["checkpoint.save"] == "/a b/${oc.env:X}"

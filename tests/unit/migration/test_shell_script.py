@@ -138,3 +138,15 @@ def test_wrong_syntax_is_reported_with_its_line(tmp_path: Path) -> None:
     ((source, text),) = record.notes
     assert (source.line, text) == (3, "bash cannot read `)`")
     assert [value_of(word) for word in record.commands[0].words] == ["run", "1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('read -r A B <<< "8 4 2"\nrun --a $A --b "$B"', ["--a", "8", "--b", "4 2"]),
+        ("declare -A M=([lr]=1e-6 [bs]=32)\nrun --lr ${M[lr]} --b ${M[bs]}", ["--lr", "1e-6", "--b", "32"]),
+        ("M[lr]=1e-5\nfor k in lr; do\nrun --lr ${M[$k]}\ndone", ["--lr", "1e-5"]),
+    ],
+)
+def test_words_of_rare_assignments(script: str, expected: list[str], tmp_path: Path) -> None:
+    assert words(tmp_path, script) == expected

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlscale.rewards.builtin import exact_match, random_reward
+from rlscale.rewards.builtin import exact_match, random_reward, zero_reward
 from rlscale.rewards.last_box import BoxedReward
 from rlscale.types import ANSWER, Sample
 
@@ -33,3 +33,7 @@ def test_the_random_reward_depends_on_the_seed_alone(make_sample: Callable[..., 
     tosses = [random_reward(make_sample("a", seed=seed)) for seed in range(400)]
     assert tosses == [random_reward(make_sample("b", index=9, seed=seed)) for seed in range(400)]
     assert set(tosses) == {0.0, 1.0} and 150 < sum(tosses) < 250
+
+
+def test_the_zero_reward_needs_no_label(make_sample: Callable[..., Sample]) -> None:
+    assert [zero_reward(make_sample("a", label=label)) for label in (None, "a")] == [0.0, 0.0]

@@ -22,6 +22,7 @@ class RewardType(StrEnum):
     gpqa = "gpqa"
     ifbench = "ifbench"
     random = "random"
+    zero = "zero"
     judge = "judge"
     boxed_exact_match = "boxed_exact_match"
     boxed_remote_rm = "boxed_remote_rm"
@@ -45,11 +46,11 @@ class RewardConfig(ConfigGroup):
     evaluated, and text labels are compared as text. `dapo`: 1 if the last line `Answer: ...` is the label, an integer,
     else -1; needs `reward.key=score`. `f1`: F1 score of the words. `gpqa`: 1 for the right letter of a multiple choice.
     `ifbench`: 1 if all instructions in the row's metadata are followed (IFEval, IFBench). `random`: 0 or 1 at random,
-    for tests. `boxed_<name>`: the reward `<name>` of only the text in the last \boxed{...} of the response, or of an
-    empty text without a box. `remote_rm`: the server of `reward.url`. `judge`: the model of
-    `reward.engine`, asked as `reward.judge` says. A row whose metadata has `rm_type` gets the
-    reward of that name. None: `reward.custom_path` or `reward.functions` must be set. No effect with
-    `reward.custom_path`.
+    for tests. `zero`: 0 for every sample, for distillation without a task (`algo.opd_kl_coef`). `boxed_<name>`: the
+    reward `<name>` of only the text in the last \boxed{...} of the response, or of an empty text without a box.
+    `remote_rm`: the server of `reward.url`. `judge`: the model of `reward.engine`, asked as `reward.judge` says. A row
+    whose metadata has `rm_type` gets the reward of that name. None: `reward.custom_path` or `reward.functions` must be
+    set. No effect with `reward.custom_path`.
     """
 
     custom_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None

@@ -40,6 +40,9 @@ def _rule_and_fix(path: str, value: str, key: Key | None) -> tuple[str, str]:
     if key is not None and key.type is not str and not key.is_mapping:
         corrected = corrected_text(key, value)
         return f"be {key.type_text}", f"write {path}={corrected}" if corrected else default_fix(key)
+    if key is not None and key.is_mapping and (entry := re.fullmatch(r"(\w+)[=:](\S+)", value)):
+        # One entry of a mapping: NAME=value.
+        return f"be {key.type_text}", _first_accepted(f"{path}.{entry[1]}", None, [entry[2], quoted(entry[2])])
     opened = _unclosed(value)
     if opened and opened in _QUOTES:
         return f"close the quote {opened}", _first_accepted(path, key, [quoted(value.replace(opened, ""))])

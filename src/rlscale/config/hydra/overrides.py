@@ -7,6 +7,7 @@ YAML files contain differences only and Hydra would reject a key that none of th
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,8 @@ def parse_command_line(
             line.problems.append(_not_key_value(text, groups))
         elif override.is_hydra_override():
             ordered.append((1, text))
+            if not multirun and re.match(r"hydra[./](launcher|sweeper|sweep)\b", override.key_or_group):
+                line.warnings.append(f"{override.key_or_group} has no effect without -m")
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
@@ -136,8 +139,14 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         name, _, value = text.partition(":")
     fix = PLAIN_OVERRIDE
     group_of = next((group for group, options in groups.items() if name in options), None)
+    # `--experiment quickstart`, and `--config-name quickstart` of Hydra.
+    flag = {"--config-name": "experiment"}.get(name, name.lstrip("-"))
     if name in groups:
         fix = f"write {name}=<{'|'.join(groups[name])}>"
+    elif name.startswith("-") and value.strip() in groups.get(flag, ()):
+        fix = f"did you mean {flag}={value.strip()}?"
+    elif name == "--config-path":
+        fix = "write --config-dir <folder>"
     elif group_of:
         fix = f"did you mean {group_of}={name}?"
     elif not text.startswith("-") and (near := nearest(name, groups.get("experiment", ()))):
@@ -227,6 +236,8 @@ def _wrong_option(group: str, name: Any, options: Sequence[str]) -> Problem:
         fix = f"did you mean {write_override(_PATH_OF_GROUP[group], name)}? {fix}"
     elif not found and word:
         fix = f"did you mean {_KEY_OF_GROUP[group]}={word}? {fix}"
+    elif not found and group == "reward" and re.fullmatch(r"[\w./]+:\w+", str(name)):
+        fix = f"did you mean reward.custom_path={name}? {fix}"
     return Problem(path=group, rule="be one of its options", value=show(name), fix=fix, origin=COMMAND_LINE)
 
 

@@ -43,6 +43,8 @@ def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
     algo, name = config.algo, config.algo.advantage_estimator
     if not centres_rewards(algo) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
+    if uses_teacher(algo) and name not in ALWAYS_CENTRED:
+        return []  # its logprobs are added to the advantages
     fix = "all advantages would be 0; set e.g. batch.n_samples_per_prompt=8"
     # rloo and gdpo have no baseline without other samples, whatever the normalisation.
     fix += "" if name in ALWAYS_CENTRED else ", or algo.rewards_normalization=false"

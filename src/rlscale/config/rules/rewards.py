@@ -6,6 +6,7 @@ import math
 
 from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
+from rlscale.config.groups.algo import LossType, uses_teacher
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.keys import keys
 from rlscale.config.resolve.eval_file import read_eval_file
@@ -18,6 +19,7 @@ DAPO_REWARDS = (RewardType.dapo, RewardType.boxed_dapo)
 REMOTE_REWARDS = (RewardType.remote_rm, RewardType.boxed_remote_rm)
 WITHOUT_LABELS = (
     *(RewardType.random, RewardType.boxed_random, RewardType.judge, RewardType.ifbench, RewardType.boxed_ifbench),
+    RewardType.zero,
     *REMOTE_REWARDS,
 )
 
@@ -131,6 +133,20 @@ def reward_is_set(config: RunConfig) -> list[Problem]:
         return []
     fix = "choose reward=exact_match or reward=math, or set reward.custom_path=<package.module:name>"
     return [Problem(path="reward.type", rule="be set with reward.custom_path=null", value="null", fix=fix)]
+
+
+@rule
+def zero_reward_has_a_teacher(config: RunConfig) -> list[Problem]:
+    """Samples that all have the reward 0 teach nothing by themselves."""
+    algo, reward = config.algo, config.reward
+    others = (algo.custom_advantage_function_path, reward.post_process_path, config.data.reward_by_source)
+    is_trained = not config.debug.rollout_only and not is_sft(config) and algo.loss_type != LossType.custom_loss
+    if reward.type != RewardType.zero or not is_single(config) or not is_trained:
+        return []
+    if uses_teacher(algo) or any(others):
+        return []
+    fix = "set algo.opd_kl_coef=1.0 and a teacher, or choose reward=exact_match or reward=math"
+    return [Problem(path="reward.type", rule="be another reward without distillation", value="zero", fix=fix)]
 
 
 @rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlscale.config.addresses import advise_url, public_url
+from rlscale.config.addresses import advise_url, is_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import has_teacher_loss, uses_teacher
 from rlscale.config.rules.conditions import asks_teachers, uses_megatron
@@ -29,8 +29,17 @@ def teacher_url_is_a_url(config: RunConfig) -> list[Problem]:
     return [
         Problem(path=path, rule=rule, value=public_url(url), fix=fix)
         for path, url in _servers(config)
-        if (fix := advise_url(url, example=_EXAMPLE)) is not None
+        if (fix := _advice(url)) is not None
     ]
+
+
+def _advice(url: str) -> str | None:
+    """Advice to correct a URL; None: it is right."""
+    # The URL of slime's --rm-url has the endpoint.
+    base = url.rstrip("/").removesuffix("/generate")
+    if base != url.rstrip("/") and is_url(base):
+        return f"write {public_url(base)}; the run adds the endpoint"
+    return advise_url(url, example=_EXAMPLE)
 
 
 @rule

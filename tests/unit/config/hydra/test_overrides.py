@@ -13,6 +13,12 @@ from tests.unit.config.config_errors import config_errors, only_error
 GROUPS = {"algo": ["grpo", "gspo"], "experiment": ["quickstart"], "on": ["cpu"]}
 
 CASES = [
+    ("batch.rollout_batch_size=0x10", "got 0x10; write batch.rollout_batch_size=16 (command line)"),
+    ("--experiment=quickstart", "did you mean experiment=quickstart? (command line)"),
+    ("--config-name=quickstart", "did you mean experiment=quickstart? (command line)"),
+    ("--config-path=mine", "write --config-dir <folder> (command line)"),
+    ("reward=my_reward.py:score", "did you mean reward.custom_path=my_reward.py:score? options: boxed_exact_match"),
+    ("train.env_vars=FOO=1", "got FOO=1; write train.env_vars.FOO=1 (command line)"),
     ("algo.eps_clp=0.1", "algo.eps_clp must be a known key, got 0.1; did you mean algo.eps_clip? (command line)"),
     ("eps_clip=0.1", "eps_clip must be a known key, got 0.1; did you mean algo.eps_clip? (command line)"),
     ("optim.eps_clip=1", "optim.eps_clip must be a known key, got 1; did you mean algo.eps_clip? (command line)"),
@@ -274,6 +280,7 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
     ("overrides", "warning"),
     [
         (("optim.lr=1e-4", "optim.lr=1e-5"), "optim.lr is given 2 times; the last one is used"),
+        (("hydra/launcher=joblib",), "hydra/launcher has no effect without -m"),
         (("algo=gspo", "algo=grpo", "+algo=gspo"), "algo is given 3 times; the last one is used"),
         (("~algo",), "~algo selects no option, so its keys have their defaults; algo=null says the same"),
     ],

@@ -9,6 +9,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "group_baseline_needs_two_samples",
         {"batch.n_samples_per_prompt": 1},
         "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=grpo, got 1",
+        {"batch.n_samples_per_prompt": 1, "algo.opd_kl_coef": 1.0, "model.teacher_load": "/teacher"},
+    ),
+    (
+        "group_baseline_needs_two_samples",
+        {"batch.n_samples_per_prompt": 1},
+        "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=grpo, got 1",
         {"batch.n_samples_per_prompt": 1, "algo.rewards_normalization": False},
     ),
     (

@@ -299,6 +299,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     ("reward_is_set", {"reward.type": None}, "set reward.custom_path", {**SFT, "reward.type": None}),
     (
+        "zero_reward_has_a_teacher",
+        {"reward.type": "zero"},
+        "reward.type must be another reward without distillation, got zero; set algo.opd_kl_coef=1.0 and a teacher, or "
+        "choose reward=exact_match or reward=math",
+        {"reward.type": RewardType.zero, "algo.opd_kl_coef": 1.0, "model.teacher_url": "http://10.0.0.1:30000"},
+    ),
+    (
         "reward_has_labels",
         {"data.label_key": None},
         "data.label_key must be set with reward.type=exact_match",

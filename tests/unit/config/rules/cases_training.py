@@ -69,6 +69,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://127.0.0.1:30000"},
     ),
     (
+        "teacher_url_is_a_url",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://10.0.0.1:13141/generate"},
+        "got http://10.0.0.1:13141/generate; write http://10.0.0.1:13141; the run adds the endpoint",
+        {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://10.0.0.1:13141"},
+    ),
+    (
         "teacher_has_one_source",
         {"algo.opd_kl_coef": 0.5, "model.teacher_url": "http://127.0.0.1:30000", "model.teacher_load": "/teacher"},
         "model.teacher_load must be null with model.teacher_url, got /teacher; remove it, or remove the server; a run "

@@ -13,6 +13,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
+from rlscale.config.advice import Advisor
+from rlscale.config.hydra.compose import compose
+from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.grammar import is_parsable
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.overrides import parse_command_line
@@ -42,7 +45,7 @@ class JobChecker:
 
     def check(self, jobs: Sequence[Sequence[str]], *, known: Sequence[Problem] = ()) -> None:
         """Raises ConfigError with `known` and the problems of all jobs, each once."""
-        problems = dict.fromkeys(known)
+        problems = dict.fromkeys(self._advised(known, jobs))
         for overrides in map(user_overrides, jobs):
             problems.update(dict.fromkeys(self.find_problems(overrides)))
         if problems:
@@ -55,7 +58,17 @@ class JobChecker:
         """
         problems = [self.find_problems(overrides) for overrides in map(user_overrides, jobs)]
         if known or all(problems):
-            raise ConfigError(list(dict.fromkeys([*known, *(problems[0] if all(problems) else ())])))
+            advised = self._advised(known, jobs)
+            raise ConfigError(list(dict.fromkeys([*advised, *(problems[0] if all(problems) else ())])))
+
+    def _advised(self, problems: Sequence[Problem], jobs: Sequence[Sequence[str]]) -> list[Problem]:
+        """Problems of the command line of the sweep, with the values that apply without their overrides."""
+        if not problems or not jobs:
+            return list(problems)
+        folders = ConfigFolders.find(self._config_dir)
+        line = parse_command_line(user_overrides(jobs[0]), folders.groups())
+        advisor = Advisor(composed=compose(line.overrides, command_line_keys=line.keys, folders=folders))
+        return [advisor.complete(problem) for problem in problems]
 
     def find_problems(self, overrides: tuple[str, ...]) -> tuple[Problem, ...]:
         """Problems of one job; a run folder that another job uses is one."""
