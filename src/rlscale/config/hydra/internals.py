@@ -98,6 +98,8 @@ def compose_app(loader: Loader, options: Sequence[str]) -> tuple[DictConfig, lis
     Returns: None if an option sets something of Hydra, which needs those configs.
     Raises: the errors of Hydra.
     """
+    if any(option.lstrip("+~").startswith("hydra") for option in options):
+        return None
     repository = _AppRepository(loader.repository)
     try:
         found = create_defaults_list(

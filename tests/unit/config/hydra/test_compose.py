@@ -96,6 +96,7 @@ def test_a_file_that_sets_something_of_hydra_is_composed_with_its_configs(name: 
     folders = ConfigFolders.find(tmp_path)
     assert compose_app(make_loader(folders), ["+experiment=quickstart"]) is not None
     assert compose_app(make_loader(folders), ["+experiment=mine"]) is None
+    assert compose_app(make_loader(folders), ["+experiment=quickstart", "hydra/launcher=joblib"]) is None
     line = parse_command_line(["experiment=mine"], folders.groups())
     composed = compose(line.overrides, command_line_keys=line.keys, folders=folders)
     assert composed.read is None and composed.values == {"data": {"num_rollout": 3}}
