@@ -16,8 +16,9 @@ from rlscale.errors import Problem
 KEY = "rollout.weight_precision"
 
 _REMOVE = "remove it"
-_OTHER_LAYOUTS = ("ep_size", "dp_size", "attn_dp_size", "enable_dp_attention", "moe_dense_tp_size")
-"""Arguments of SGLang with which the ranks of an engine do not divide the rows of every layer."""
+_OTHER_LAYOUTS = ("ep_size", "dp_size", "attn_dp_size", "enable_dp_attention", "moe_dense_tp_size", "moe_a2a_backend")
+"""Arguments of SGLang with which the ranks of an engine do not divide the rows of every layer. A backend that sends
+tokens to experts gives each rank whole experts."""
 
 
 @rule
@@ -48,7 +49,7 @@ def _sglang_problems(config: RunConfig, precision: WeightPrecision) -> list[Prob
         rule = f"be null with rollout.engine=sglang and model.model_type={family.name}"
         return [_problem(precision, f"{rule} (not supported yet: low precision of models with images)", _REMOVE)]
     given = config.sglang.server_args
-    if any(given.get(name) for name in _OTHER_LAYOUTS):
+    if any(given.get(name) not in (None, False, "none") for name in _OTHER_LAYOUTS):
         return []  # SGLang itself refuses widths that do not fit
     ranks = config.cluster.rollout_num_gpus_per_engine // int(given.get("pp_size") or 1)
     for name in ("intermediate_size", "moe_intermediate_size"):

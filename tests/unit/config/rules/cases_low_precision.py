@@ -48,6 +48,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**ON_GPUS, **FP8, GPUS_PER_ENGINE: 8},
     ),
     (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, GPUS_PER_ENGINE: 16, "sglang.server_args": {"moe_a2a_backend": "none"}},
+        f"{KEY} must be null where model.intermediate_size=1024 is no multiple of 2048",
+        {**ON_GPUS, **FP8, GPUS_PER_ENGINE: 16, "sglang.server_args": {"moe_a2a_backend": "deepep"}},
+    ),
+    (
         "int4_groups_divide_the_inputs",
         {**INT4, "model.intermediate_size": 400},
         f"{KEY} must be fp8 or null where model.intermediate_size=400 is no multiple of 32, the size of a group",
