@@ -29,7 +29,10 @@ BANNED_PHRASES = re.compile(
     r"|(?:leav(?:e|es|ing)|left)(?: (?:it|them))? out|each of (?:which|whom))\b",
     re.IGNORECASE,
 )
-"""Phrases with a plainer form: report, again, no one, continue, next to, share, separate, inspect, pass, omit."""
+"""Phrases with a plainer form: report, again, no one, continue, next to, share, separate, inspect, pass, omit.
+
+`say` is not among them: a text, a rule or an option says something, while a program prints or reports it.
+"""
 
 SHARED_BASENAMES = frozenset(
     {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step", "errors"}
