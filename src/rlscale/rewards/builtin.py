@@ -20,6 +20,11 @@ def zero_reward(sample: Sample) -> float:
     return 0.0
 
 
+def missing_reward(sample: Sample) -> float:
+    """Raises ValueError: the generate function has not graded a sample, and the run has no reward for it."""
+    raise ValueError("sample.reward must be set by the generate function, got None; set it, or set reward.type")
+
+
 def required_label(sample: Sample) -> str:
     """Returns the label of the prompt as text; a label that is no string as JSON.
 

@@ -14,7 +14,7 @@ from rlscale.plugins.args_view import Args
 from rlscale.plugins.load_plugin import load_plugin
 from rlscale.protocols import Reward
 from rlscale.rewards.boxed_math import MAX_CPU_S, math_reward
-from rlscale.rewards.builtin import exact_match, random_reward, zero_reward
+from rlscale.rewards.builtin import exact_match, missing_reward, random_reward, zero_reward
 from rlscale.rewards.deepscaler import boxed_deepscaler_reward, deepscaler_reward
 from rlscale.rewards.instruction_following import ifbench_reward
 from rlscale.rewards.judge_client import JudgeSpec
@@ -153,6 +153,9 @@ def load_reward(
 ) -> Reward:
     """Loads the reward of `config`; a custom one takes precedence, and else the one that a row names.
 
+    Without `reward.type`, which the rules allow where a generate function grades, the reward of any other sample
+    raises ValueError.
+
     Args:
         name: of an entry of `reward.functions`, which is loaded instead. None: the only reward of the run.
         custom: the config's node `custom`, for a reward with a parameter of that name.
@@ -171,10 +174,8 @@ def load_reward(
         return load_plugin(f"reward.functions.{name}", kind, args=args, custom=custom or {}, judge=judge)
     if config.custom_path is not None:
         return load_plugin("reward.custom_path", config.custom_path, args=args, custom=custom or {}, judge=judge)
-    if config.type is None:
-        raise _error("type", "be set", "None", "choose a built-in, or set reward.custom_path")
     load = partial(_load_builtin, config, judge=judge, proxy=proxy)
-    return RowReward(load(config.type), load, key=config.key)
+    return RowReward(missing_reward if config.type is None else load(config.type), load, key=config.key)
 
 
 def _load_builtin(

@@ -9,6 +9,7 @@ from inspect import isawaitable
 from typing import Any
 
 from rlscale.config import RewardConfig, RewardType
+from rlscale.errors import ConfigError, Problem
 from rlscale.plugins.sample_view import DocumentSample
 from rlscale.plugins.slime_objects import load_function
 from rlscale.protocols import Reward
@@ -55,7 +56,10 @@ async def _value(found: Any) -> Any:
 
 @cache
 def _load(kind: str | None, url: str | None) -> Reward:
-    return load_reward(RewardConfig(type=None if kind is None else RewardType(kind), url=url))
+    if kind is None:
+        rule = "be set where a function asks for the reward of the run"
+        raise ConfigError([Problem(path="reward.type", rule=rule, value="null", fix="choose reward=exact_match")])
+    return load_reward(RewardConfig(type=RewardType(kind), url=url))
 
 
 def _to_native(sample: DocumentSample) -> Sample:

@@ -2,6 +2,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rlscale.config import RewardConfig, RewardType
 from rlscale.errors import ConfigError
 from rlscale.rewards import BUILTINS, RewardFunctions, RewardSpec, load_reward, prepare_reward
-from rlscale.types import Sample
+from rlscale.types import Prompt, Sample
 
 MODULE = """
 class Judge:
@@ -92,9 +93,26 @@ def test_unusable_custom_rewards(path: str, message: str, module: str) -> None:
         load_reward(RewardConfig(custom_path=path.replace("{}", module)))
 
 
-def test_reward_type_is_unset_or_needs_a_url() -> None:
-    with pytest.raises(ConfigError, match=r"reward\.type must be set, got None"):
-        load_reward(RewardConfig())
+def test_without_a_type_only_rows_name_rewards() -> None:
+    reward = load_reward(RewardConfig())
+    prompt = Prompt(index=0, text="", token_ids=(1,), label="4")
+    assert (
+        reward(
+            Sample(
+                index=0,
+                group_index=0,
+                prompt=replace(prompt, metadata={"rm_type": "exact_match"}),
+                seed=0,
+                response="4",
+            )
+        )
+        == 1
+    )
+    with pytest.raises(ValueError, match=r"sample\.reward must be set by the generate function, got None"):
+        reward(Sample(index=0, group_index=0, prompt=prompt, seed=0, response="4"))
+
+
+def test_reward_type_needs_a_url() -> None:
     with pytest.raises(ConfigError, match=r"reward\.url must be set with remote_rm"):
         load_reward(RewardConfig(type=RewardType.remote_rm))
 

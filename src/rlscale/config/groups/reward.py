@@ -50,7 +50,8 @@ class RewardConfig(ConfigGroup):
     reward `<name>` of only the text in the last \boxed{...} of the response, or of an empty text without a box.
     `remote_rm`: the server of `reward.url`. `judge`: the model of `reward.engine`, asked as `reward.judge` says. A row
     whose metadata has `rm_type` gets the reward of that name. None: `reward.custom_path` or `reward.functions` must be
-    set. No effect with `reward.custom_path`.
+    set, or the function of `sampling.custom_generate_function_path` must set `sample.reward`. No effect with
+    `reward.custom_path`.
     """
 
     custom_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None

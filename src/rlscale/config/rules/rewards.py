@@ -128,8 +128,10 @@ def weighted_rewards_are_named(config: RunConfig) -> list[Problem]:
 
 @rule
 def reward_is_set(config: RunConfig) -> list[Problem]:
+    """A generate function may set the reward of each of its samples, as slime's do."""
     reward = config.reward
-    if reward.type is not None or not is_single(config):
+    is_graded = config.sampling.custom_generate_function_path is not None
+    if reward.type is not None or not is_single(config) or is_graded:
         return []
     fix = "choose reward=exact_match or reward=math, or set reward.custom_path=<package.module:name>"
     return [Problem(path="reward.type", rule="be set with reward.custom_path=null", value="null", fix=fix)]

@@ -299,6 +299,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     ("reward_is_set", {"reward.type": None}, "set reward.custom_path", {**SFT, "reward.type": None}),
     (
+        "reward_is_set",
+        {"reward.type": None},
+        "set reward.custom_path",
+        {"reward.type": None, "sampling.custom_generate_function_path": "a:b"},
+    ),
+    (
         "zero_reward_has_a_teacher",
         {"reward.type": "zero"},
         "reward.type must be another reward without distillation, got zero; set algo.opd_kl_coef=1.0 and a teacher, or "
