@@ -36,7 +36,7 @@ from rlscale.config.groups.megatron import MegatronConfig
 from rlscale.config.groups.model import ModelBuild, ModelConfig
 from rlscale.config.groups.network import NetworkConfig
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName, WsdDecayStyle
-from rlscale.config.groups.reward import RewardConfig, RewardType
+from rlscale.config.groups.reward import RewardConfig, RewardType, has_zero_reward
 from rlscale.config.groups.rollout import (
     EngineKind,
     PauseMode,
@@ -137,6 +137,7 @@ __all__ = [
     "compares_policies",
     "config_from_hydra",
     "config_hash",
+    "has_zero_reward",
     "learns_from_differences",
     "load_config",
     "load_config_with_notes",

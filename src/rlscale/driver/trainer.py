@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.ray_session import RaySession, ray_session
-from rlscale.config import RunConfig, learns_from_differences, samples_otherwise, to_dict, to_yaml, uses_teacher
+from rlscale.config import (
+    RunConfig,
+    has_zero_reward,
+    learns_from_differences,
+    samples_otherwise,
+    to_dict,
+    to_yaml,
+    uses_teacher,
+)
 from rlscale.config.rules import overlaps
 from rlscale.control.ci_checks import check_metric
 from rlscale.control.loop_config import Progress
@@ -230,10 +238,12 @@ def _open_observer(prepared: PreparedRun, folder: RunFolder, console: Console, r
             config.train.dtype,
             samples_otherwise=samples_otherwise(config.rollout),
         ),
-        # Where a function changes the rewards that are trained, equal ones may become different.
-        learns_from_differences=None
-        if uses_teacher(config.algo)
-        else learns_from_differences(config.algo) and config.reward.post_process_path is None,
+        # Where a function changes the rewards that are trained, equal ones may become different. A teacher gives a
+        # gradient to every sample.
+        learns_from_differences=learns_from_differences(config.algo)
+        and config.reward.post_process_path is None
+        and not uses_teacher(config.algo),
+        expects_equal_rewards=has_zero_reward(config.reward),
         files=RolloutFiles(
             dump=RolloutDump(config.debug.save_rollout_data) if config.debug.save_rollout_data is not None else None,
             batches=BatchDump(config.debug.save_train_data) if config.debug.save_train_data is not None else None,

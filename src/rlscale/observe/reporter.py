@@ -48,20 +48,21 @@ class Observer:
         sinks: Sequence[MetricSink],
         diff_limit: float,
         files: RolloutFiles | None = None,
-        learns_from_differences: bool | None = False,
+        learns_from_differences: bool = False,
+        expects_equal_rewards: bool = False,
     ) -> None:
         """Opens nothing; the sinks and files are open.
 
         Args:
-            learns_from_differences: a group whose rewards are all equal has no gradient. None: a teacher gives one to
-                every sample, so that equal rewards are no warning.
+            learns_from_differences: a group whose rewards are all equal has no gradient.
+            expects_equal_rewards: the reward is the same for every sample by design, which is no warning.
         """
         self.console, self._sink, self._diff_limit = console, CombinedSink(sinks), diff_limit
         self._files = files or RolloutFiles()
         self.warnings: list[str] = []
         self._num_constant = 0  # rollouts in a row with one and the same reward
         self._num_flat = 0  # rollouts in a row without a group that has a gradient
-        self._learns_from_differences = learns_from_differences
+        self._learns_from_differences, self._expects_equal_rewards = learns_from_differences, expects_equal_rewards
 
     @property
     def evaluations(self) -> EvaluationFiles | None:
@@ -146,14 +147,14 @@ class Observer:
 
     def _check_rewards(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Warns once about rewards that are all equal, in the rollout or in each group: there is no gradient."""
-        if self._learns_from_differences is None:
+        if self._expects_equal_rewards:
             return
         self._num_constant = self._num_constant + 1 if metrics.get("reward/std") == 0 else 0
         if self._num_constant == CONSTANT_ROLLOUTS:
             self.warn(
                 f"rollouts {step - CONSTANT_ROLLOUTS + 1} to {step}: every reward is {metrics['reward/mean']:g}, so "
-                "that there is nothing to learn from; read some responses in samples.jsonl, and check the reward and "
-                "the labels"
+                "that there is nothing to learn from rewards; read some responses in samples.jsonl, and check the "
+                "reward and the labels"
             )
         # Each group has one reward, and not all groups the same: a task that is solved or out of reach, by prompt.
         is_flat = self._learns_from_differences and metrics.get("reward/flat_groups") == 1 and not self._num_constant

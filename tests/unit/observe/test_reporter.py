@@ -64,9 +64,9 @@ def test_equal_rewards_are_one_warning_not_two() -> None:
     assert len(observer.warnings) == 1 and "every reward is 0.5" in observer.warnings[0]
 
 
-def test_with_a_teacher_equal_rewards_are_no_warning() -> None:
+def test_equal_rewards_by_design_are_no_warning() -> None:
     with open_console("none", title="test", total=7) as console:
-        observer = Observer(console=console, sinks=[], diff_limit=1.0, learns_from_differences=None)
+        observer = Observer(console=console, sinks=[], diff_limit=1.0, expects_equal_rewards=True)
         for step in range(7):
             observer.step({"reward/std": 0.0, "reward/mean": 0.0, "reward/flat_groups": 1.0}, step=step)
     assert observer.warnings == []

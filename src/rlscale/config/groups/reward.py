@@ -119,3 +119,8 @@ class RewardConfig(ConfigGroup):
     # A judge or reward model on separate engines.
     engine: RewardEngineConfig = field(default_factory=RewardEngineConfig)
     judge: JudgeConfig = field(default_factory=JudgeConfig)
+
+
+def has_zero_reward(reward: RewardConfig) -> bool:
+    """Whether every sample has the reward 0, unless its row names another reward."""
+    return reward.type == RewardType.zero and reward.custom_path is None and not reward.functions

@@ -7,7 +7,7 @@ import math
 from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import LossType, uses_teacher
-from rlscale.config.groups.reward import RewardType
+from rlscale.config.groups.reward import RewardType, has_zero_reward
 from rlscale.config.keys import keys
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules.conditions import builtin_rewards, is_sft, scores_samples, uses_engines
@@ -143,7 +143,7 @@ def zero_reward_has_a_teacher(config: RunConfig) -> list[Problem]:
     algo, reward = config.algo, config.reward
     others = (algo.custom_advantage_function_path, reward.post_process_path, config.data.reward_by_source)
     is_trained = not config.debug.rollout_only and not is_sft(config) and algo.loss_type != LossType.custom_loss
-    if reward.type != RewardType.zero or not is_single(config) or not is_trained:
+    if not has_zero_reward(reward) or not scores_samples(config) or not is_trained:
         return []
     if uses_teacher(algo) or any(others):
         return []
