@@ -148,7 +148,7 @@ def zero_reward_has_a_teacher(config: RunConfig) -> list[Problem]:
     if uses_teacher(algo) or any(others):
         return []
     fix = "set algo.opd_kl_coef=1.0 and a teacher, or choose reward=exact_match or reward=math"
-    return [Problem(path="reward.type", rule="be another reward without distillation", value="zero", fix=fix)]
+    return [Problem(path="reward.type", rule="not be zero without distillation", value="zero", fix=fix)]
 
 
 @rule

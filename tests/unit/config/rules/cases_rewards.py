@@ -307,7 +307,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "zero_reward_has_a_teacher",
         {"reward.type": "zero"},
-        "reward.type must be another reward without distillation, got zero; set algo.opd_kl_coef=1.0 and a teacher, or "
+        "reward.type must not be zero without distillation, got zero; set algo.opd_kl_coef=1.0 and a teacher, or "
         "choose reward=exact_match or reward=math",
         {"reward.type": RewardType.zero, "algo.opd_kl_coef": 1.0, "model.teacher_url": "http://10.0.0.1:30000"},
     ),
