@@ -24,9 +24,10 @@ ORIGIN = "in the warm-up, model.warmup_experiment={}"
 
 
 def warmup_is_used(config: RunConfig) -> bool:
-    """Whether the run starts from the weights of a warm-up."""
+    """Whether the run starts from the weights of a warm-up. A script answers without weights."""
     load = config.checkpoint.load
-    return config.model.warmup_experiment is not None and (load is None or not is_hf_folder(load))
+    reads_weights = config.rollout.engine != EngineKind.scripted
+    return config.model.warmup_experiment is not None and reads_weights and (load is None or not is_hf_folder(load))
 
 
 def warmup_config(config: RunConfig) -> RunConfig | None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.config import load_config, to_yaml
-from rlscale.driver.warmup import warmup_config
+from rlscale.config import load_config, load_config_with_notes, to_yaml
+from rlscale.driver.warmup import warmup_config, warmup_is_used
 from rlscale.errors import ConfigError
 
 
@@ -32,6 +32,13 @@ def test_the_experiment_may_be_in_the_users_folder(tmp_path: Path) -> None:
 
 def test_null_means_no_warm_up() -> None:
     assert warmup_config(load_config(["+experiment=quickstart", "model.warmup_experiment=null"])) is None
+
+
+def test_a_script_needs_no_weights() -> None:
+    scripted = ["rollout=scripted", "rollout.script_path=json:dumps", "debug.rollout_only=true"]
+    loaded = load_config_with_notes(["+experiment=quickstart", *scripted])
+    assert warmup_is_used(load_config(["+experiment=quickstart"])) and not warmup_is_used(loaded.config)
+    assert "model.warmup_experiment is ignored: a script answers without weights" in "\n".join(loaded.warnings)
 
 
 def test_an_error_of_the_warm_up_names_it() -> None:

@@ -221,6 +221,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         for build, fields in TINY_MODELS.items()
     ),
     IgnoredKey(
+        names=("model.warmup_experiment",),
+        when=lambda config: config.rollout.engine == EngineKind.scripted,
+        why="a script answers without weights (rollout.engine=scripted)",
+    ),
+    IgnoredKey(
         names=("model.init_seed",),
         when=lambda config: config.model.build is None,
         why="model.build is not set",
