@@ -52,14 +52,19 @@ RUNS: dict[str, tuple[str, ...]] = {
     r"algo\.use_tis=true algo\.custom_tis_function_path=.*": (*QUICKSTART, *TWO),
     r"algo\.custom_reducer_function_path=.*": (*QUICKSTART, *TWO),
     r"train\.rollout_data_postprocess_path=.*": (*QUICKSTART, *TWO),
-    r"experiment=(sft|quickstart_warmup)": ("batch.rollout_batch_size=8", *TWO),
+    r"experiment=quickstart_warmup": ("batch.rollout_batch_size=8", *TWO),
     r"\+experiment=quickstart_vision '.*": (
         "batch.rollout_batch_size=4",
         "eval.interval=null",
         "eval.stop_reward=null",
     ),
     r"model=tiny_qwen3_agent agent\.environment_path=my_game.*": ("batch.rollout_batch_size=2", *TWO),
-    r"model=tiny_qwen3_agent 'agent\.tools=.*": ("batch.rollout_batch_size=2", "eval.interval=null", *TWO),
+    r"model=tiny_qwen3_agent 'agent\.tools=.*": (
+        "batch.rollout_batch_size=2",
+        "eval.interval=null",
+        "eval.stop_reward=null",
+        *TWO,
+    ),
 }
 """Arguments of a line -> the overrides that shorten its run. `{folder}` is the working folder."""
 
@@ -90,7 +95,7 @@ BY_TESTS: dict[str, str] = {
 GPUS = "needs GPUs and weights of several GB; the checks of the configuration are run, and it can be rehearsed"
 COMPOSED: dict[str, str] = {
     r"\+?experiment=qwen3_\w+\b(?! on=rehearsal| --cfg).*": GPUS,
-    r"experiment=calculator on=qwen3_4b": GPUS,
+    r"experiment=calculator on=qwen3_4b|experiment=sft": GPUS,
     r"experiment=null model=qwen3_4b .*": GPUS,
     r"-m hydra/launcher=submitit_slurm .*": GPUS + "; tests/cluster has Slurm",
     r"reward=judge .*": GPUS + "; tests/integration/test_judge.py runs judges",
