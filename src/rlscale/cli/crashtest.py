@@ -22,7 +22,7 @@ from rlscale.config import EngineKind, RunConfig, load_config
 from rlscale.crashtest.check_ledger import check_ledger, compare_ledgers, untrained_groups
 from rlscale.crashtest.compare import check_samples, compare_metrics, compare_prompts
 from rlscale.crashtest.kill_runner import KillPlan, KillRunner, Outcome, start_driver
-from rlscale.crashtest.namespaces import reason_unavailable
+from rlscale.crashtest.namespaces import NodesError, reason_unavailable
 from rlscale.crashtest.node_pool import NodePool
 from rlscale.crashtest.ray_nodes import RayNodes
 from rlscale.crashtest.verdict import Verdict, to_markdown, write_report
@@ -120,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, ValueError) as error:
         sys.stderr.write(f"rlscale-crashtest: {error}\n")
         return WRONG_INPUT
+    except NodesError as error:  # of this machine, not of the input
+        sys.stderr.write(f"rlscale-crashtest: {error}\n")
+        return FAILED
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -37,6 +37,10 @@ _INIT = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print('re
 _SWITCH = "ip link add bridge0 type bridge && ip link set bridge0 up && echo ready && exec sleep infinity"
 
 
+class NodesError(RuntimeError):
+    """A node could not be set up, or Ray did not start on it."""
+
+
 def reason_unavailable() -> str | None:
     """The reason why this machine cannot have such nodes; None: it can."""
     if sys.platform != "linux":
@@ -153,13 +157,13 @@ class Node:
     ) -> "subprocess.CompletedProcess[str]":
         """Runs a command on this node to its end.
 
-        Raises RuntimeError with the output of a command that fails, if `check`.
+        Raises NodesError with the output of a command that fails, if `check`.
         """
         done = subprocess.run(
             self.command(command), env=_environment(env), text=True, capture_output=True, timeout=timeout_s, check=False
         )
         if check and done.returncode != 0:
-            raise RuntimeError(f"{self.name}: {command} ended with {done.returncode}: {done.stderr}{done.stdout}")
+            raise NodesError(f"{self.name}: {command} ended with {done.returncode}: {done.stderr}{done.stdout}")
         return done
 
     def start(
@@ -227,14 +231,14 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[str]":
     line = process.stdout.readline().strip()
     if line != "ready":
         process.kill()
-        raise RuntimeError(f"a namespace could not be made within {time.monotonic() - began:.1f} s: {line}")
+        raise NodesError(f"a namespace could not be made within {time.monotonic() - began:.1f} s: {line}")
     return process
 
 
 def _call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise NodesError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 def _environment(given: Mapping[str, str] | None) -> dict[str, str]:

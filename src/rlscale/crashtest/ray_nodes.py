@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rlscale.cluster.ray_session import SLOT
-from rlscale.crashtest.namespaces import Network, Node
+from rlscale.crashtest.namespaces import Network, Node, NodesError
 
 PORT = 6379
 START_TIMEOUT_S = 240.0
@@ -96,7 +96,7 @@ class RayNodes:
     def wait_joined(self, node: Node) -> None:
         """Waits until Ray runs on a node; starts it again where the machine is too busy for Ray's own time limit.
 
-        Raises RuntimeError with its output when it does not start.
+        Raises NodesError with its output when it does not start.
         """
         deadline_s, num_starts = time.monotonic() + START_TIMEOUT_S, 1
         while not self.has_joined(node):
@@ -106,7 +106,7 @@ class RayNodes:
                 num_starts += 1
             elif has_ended or time.monotonic() > deadline_s:
                 node.kill()
-                raise RuntimeError(f"Ray did not start on {node.name}:\n{self._log(node).read_text()}")
+                raise NodesError(f"Ray did not start on {node.name}:\n{self._log(node).read_text()}")
             time.sleep(POLL_S)
 
     def _log(self, node: Node) -> Path:

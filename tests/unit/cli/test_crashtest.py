@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.cli.crashtest import LOOP_SHARE, WRONG_INPUT, choose_gap, main
+from rlscale.cli import crashtest
+from rlscale.cli.crashtest import FAILED, LOOP_SHARE, WRONG_INPUT, choose_gap, main
+from rlscale.crashtest.namespaces import NodesError
 
 
 def test_all_kills_fit_into_the_loop_of_the_run(tmp_path: Path) -> None:
@@ -20,3 +22,15 @@ def test_all_kills_fit_into_the_loop_of_the_run(tmp_path: Path) -> None:
 def test_kills_of_nodes_need_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quickstart", "--victims", "node", "--folder", str(tmp_path / "new")]) == WRONG_INPUT
     assert "--victims must not have node without nodes; add --nodes 2" in capsys.readouterr().err
+
+
+def test_nodes_that_do_not_start_are_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: Path) -> None:
+        raise NodesError("Ray did not start on node0:\nno space left")
+
+    monkeypatch.setattr(crashtest, "RayNodes", fail)
+    monkeypatch.setattr(crashtest, "reason_unavailable", lambda: None)
+    assert main(["quickstart", "--nodes", "2", "--folder", str(tmp_path / "new")]) == FAILED
+    assert capsys.readouterr().err == "rlscale-crashtest: Ray did not start on node0:\nno space left\n"

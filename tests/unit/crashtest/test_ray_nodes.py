@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from rlscale.crashtest.namespaces import NodesError
 from rlscale.crashtest.ray_nodes import STARTED, STARTS, TOO_SLOW, RayNodes
 
 
@@ -46,6 +47,6 @@ def test_a_start_that_is_too_slow_is_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("outputs", "num_left"), [([TOO_SLOW] * (STARTS + 1), 1), (["no such address", STARTED], 1)])
 def test_other_failures_and_too_many_are_raised(tmp_path: Path, outputs: list[str], num_left: int) -> None:
     nodes, node = start(tmp_path, *outputs)
-    with pytest.raises(RuntimeError, match=f"Ray did not start on node1:\n{outputs[0]}"):
+    with pytest.raises(NodesError, match=f"Ray did not start on node1:\n{outputs[0]}"):
         nodes.wait_joined(cast(Any, node))
     assert not node.is_alive and len(nodes.outputs) == num_left
