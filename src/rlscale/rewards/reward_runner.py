@@ -121,20 +121,23 @@ class RewardRunner:
                 on_scored(unit)
             return failures
 
+        async def wait_for_unit(unit: list[Sample]) -> dict[int, Failure]:
+            with self._waiting.add(unit):
+                return await score_unit(unit)
+
         if all(caller.is_in_place for caller in self._callers.values()):
-            scored = [await score_unit(unit) for unit in units]
+            scored = [await score_unit(unit) for unit in units]  # nobody waits: no other task runs in between
         else:
-            scored = await gather_or_cancel([score_unit(unit) for unit in units])
+            scored = await gather_or_cancel([wait_for_unit(unit) for unit in units])
         return {index: failure for failures in scored for index, failure in failures.items()}
 
     async def _score_unit(self, samples: list[Sample], key: str | None, source: str | None) -> dict[int, Failure]:
         """Scores the samples of one call by the only reward, or one sample by each of several."""
-        with self._waiting.add(samples):
-            if ONLY in self._callers:
-                accept = partial(_set_reward, key=key, weights=self._weights)
-                errors = await self._callers[ONLY].call(samples, accept=accept)
-            else:
-                errors = await self._score_by_all(samples[0], key)
+        if ONLY in self._callers:
+            accept = partial(_set_reward, key=key, weights=self._weights)
+            errors = await self._callers[ONLY].call(samples, accept=accept)
+        else:
+            errors = await self._score_by_all(samples[0], key)
         self._num_scored += len(samples) - len(errors)
         return {samples[i].index: self._fail(samples[i], error, source) for i, error in errors.items()}
 
