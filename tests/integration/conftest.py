@@ -68,7 +68,7 @@ class Command:
             env |= {"RAY_ADDRESS": self.ray, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(marked)}
         return env
 
-    def start(self, *overrides: str, small: bool = True) -> subprocess.Popen[str]:
+    def start(self, *overrides: str, small: bool = True, own_group: bool = False) -> subprocess.Popen[str]:
         given = (*(SMALL if small else ()), f"run.dir={self.run_dir}", *overrides)
         env = self.environment()
         return subprocess.Popen(
@@ -78,6 +78,7 @@ class Command:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            process_group=0 if own_group else None,
         )
 
     def run(self, *overrides: str, small: bool = True, timeout_s: float = 240) -> "Finished":

@@ -1,10 +1,12 @@
 """A run whose process dies names the cause and leaves no process after 30 seconds."""
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.integration.conftest import Command
 pytestmark = pytest.mark.own_ray
 
 GONE_WITHIN_S = 30
+Send = Callable[[Command, "subprocess.Popen[str]", signal.Signals], None]
 EXACT = ("train/loss", "train/grad_norm", "reward/mean", "response_len/mean")
 
 
@@ -88,14 +91,44 @@ def test_nothing_outlives_a_killed_driver(command: Command) -> None:
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
-def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(command: Command, number: signal.Signals) -> None:
-    process = command.start("data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1")
-    wait_for_training(command, process)
+def signal_driver(command: Command, process: subprocess.Popen[str], number: signal.Signals) -> None:
     process.send_signal(number)
+
+
+def signal_group(command: Command, process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """As `timeout` and a terminal do."""
+    os.killpg(process.pid, number)
+
+
+def signal_all(command: Command, process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """As Slurm and systemd do."""
+    for pid in command.processes():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (signal_group, signal.SIGTERM),
+        pytest.param(signal_driver, signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal_driver, signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param(signal_all, signal.SIGTERM, marks=pytest.mark.nightly),
+    ],
+)
+def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(
+    command: Command, send: Send, number: signal.Signals
+) -> None:
+    process = command.start(
+        "data.num_rollout=100000", "eval.interval=null", "checkpoint.save_interval=1", own_group=True
+    )
+    wait_for_training(command, process)
+    send(command, process, number)
     _, err = process.communicate(timeout=GONE_WITHIN_S)
     assert process.returncode == 130
     assert "Traceback" not in err
+    # Ray has not ended the driver: it has recorded its end.
+    assert json.loads((command.run_dir / "ends.jsonl").read_text())["reason"] == "interrupted"
     assert list((command.run_dir / "checkpoints").iterdir())
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlscale.cluster.attach import attach, running_cluster
 from rlscale.cluster.cluster_address import cluster_address
 from rlscale.cluster.process_reaper import reaped_session
+from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave, daemons_in_own_session, end_ray
 from rlscale.cluster.ray_token import create_token
 from rlscale.config import ClusterConfig, Device
 from rlscale.config.groups.cluster import LOCAL_RAY
@@ -74,7 +76,7 @@ def ray_session(config: ClusterConfig, layout: Layout, *, may_spin: bool = True)
             yield RaySession(config, layout, started=started)
         finally:
             wait([started])
-            ray.shutdown()
+            end_ray()
 
 
 class RaySession:
@@ -141,7 +143,8 @@ def _start_local(options: Mapping[str, Any]) -> None:
     for attempt in range(1, LOCAL_STARTS + 1):
         try:
             # Without an address Ray would connect to a cluster that runs on this machine.
-            ray.init(address=LOCAL_RAY, **options)
+            with daemons_in_own_session():
+                ray.init(address=LOCAL_RAY, **options)
         except Exception as error:
             if _TOO_SLOW not in str(error):
                 raise
@@ -299,7 +302,7 @@ def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bund
             )
         yield Bundles(group, resource, layout)
     finally:
-        remove_placement_group(group)
+        call_or_leave(partial(remove_placement_group, group), REMOVE_GROUPS)
 
 
 def bundle_requests(layout: Layout, resource: str) -> list[dict[str, float]]:

@@ -126,7 +126,7 @@ class RewardRunner:
                 return await score_unit(unit)
 
         if all(caller.is_in_place for caller in self._callers.values()):
-            scored = [await score_unit(unit) for unit in units]  # nobody waits: no other task runs in between
+            scored = [await score_unit(unit) for unit in units]  # no task waits: calls are made one after another
         else:
             scored = await gather_or_cancel([wait_for_unit(unit) for unit in units])
         return {index: failure for failures in scored for index, failure in failures.items()}

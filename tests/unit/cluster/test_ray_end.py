@@ -1,0 +1,42 @@
+"""Calls of Ray at the end of a run, when Ray may be gone."""
+
+import logging
+import threading
+
+import pytest
+from ray._private import services
+
+from rlscale.cluster import ray_end
+from rlscale.cluster.ray_end import call_or_leave, daemons_in_own_session
+
+
+def test_a_call_that_returns_is_waited_for() -> None:
+    calls: list[str] = []
+    assert call_or_leave(lambda: calls.append("ended"), "end")
+    assert calls == ["ended"]
+
+
+def test_its_error_is_raised() -> None:
+    def fail() -> None:
+        raise RuntimeError("no such group")
+
+    with pytest.raises(RuntimeError, match="no such group"):
+        call_or_leave(fail, "end")
+
+
+def test_a_call_that_never_returns_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ray_end, "END_TIMEOUT_S", 0.05)
+    forever = threading.Event()
+    with caplog.at_level(logging.WARNING):
+        assert not call_or_leave(forever.wait, "remove the placement group")
+    assert caplog.messages == ["within 0.05 s Ray did not remove the placement group"]
+    forever.set()
+
+
+def test_daemons_have_their_own_session_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(services, "ConsolePopen", lambda command, **options: given.append(options))
+    with daemons_in_own_session():
+        services.ConsolePopen(["raylet"])
+    services.ConsolePopen(["raylet"])
+    assert given == [{"start_new_session": True}, {}]
