@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import local_model_folder, read_config_json, read_hf_fields
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
@@ -15,7 +16,7 @@ from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.adapter_targets import check_targets
 from rlscale.models.model_path import check_offline, looks_like_path
 from rlscale.models.parameter_names import folder_parameters, merged_by_megatron, tiny_parameters
-from rlscale.models.resolve_model import check_model, is_hf_folder
+from rlscale.models.resolve_model import check_model, is_hf_folder, resolve_model
 from rlscale.training.modules.freeze import trained_names
 
 TOKENIZER_FILES = (
@@ -87,6 +88,8 @@ def check_trained_parameters(config: RunConfig) -> list[Problem]:
     if config.debug.rollout_only or not (has_patterns or targets):
         return []
     names = _parameter_names(config)
+    if names is None and has_patterns:
+        names = _vision_names(config)
     if names is None:
         return []
     problems: list[Problem] = []
@@ -127,6 +130,18 @@ def starting_folder(config: RunConfig) -> Path | None:
     if load is not None and is_hf_folder(load):
         return Path(load).expanduser()
     return None if config.model.build is not None else local_model_folder(config.model.hf_checkpoint)
+
+
+def _vision_names(config: RunConfig) -> list[str] | None:
+    """Names of a model that reads images: only transformers knows them, which takes seconds; None: another model."""
+    folder = starting_folder(config) or (resolve_model(config.model) if config.model.build is not None else None)
+    if folder is None or find_family(read_config_json(str(folder)).get("model_type")).vision is None:
+        return None
+    import torch  # not loaded for other models: takes seconds
+
+    from rlscale.models.hf_models import build_causal_lm  # the same
+
+    return [name for name, _ in build_causal_lm(str(folder), dtype=torch.float32).named_parameters()]
 
 
 def _parameter_names(config: RunConfig) -> list[str] | None:

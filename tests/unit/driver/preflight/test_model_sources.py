@@ -228,6 +228,17 @@ def test_patterns_match_whole_parameters_of_megatron(build: str) -> None:
     assert check_trained_parameters(config_with({**part, **megatron, "train.backend": "fsdp"})) == []
 
 
+def test_patterns_match_parameters_of_a_tower(tmp_path: Path) -> None:
+    vision = {"model.build": "tiny_qwen2_5_vl", "model.cache_dir": str(tmp_path), "train.freeze_params": ["visual"]}
+    assert check_trained_parameters(config_with(vision)) == []
+    # The name in the files of a checkpoint, not in the model.
+    (problem,) = check_trained_parameters(config_with({**vision, "train.freeze_params": [r"^visual\."]}))
+    assert str(problem).startswith(
+        r"train.freeze_params must have patterns that match a parameter name, got ^visual\.; the model has "
+        "model.visual."
+    )
+
+
 def test_good_patterns() -> None:
     for values in (
         {"train.only_train_params": [r"layers\.0\.", "norm"]},
