@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlscale.config import TrainBackendName
 from rlscale.errors import ConfigError, Problem
+from rlscale.training.slow_imports import no_collections
 from rlscale.training.spec import TrainerSpec
 
 if TYPE_CHECKING:
@@ -22,12 +23,13 @@ def make_backend(spec: TrainerSpec, *, rank: int, world_size: int) -> TrainerRan
         ConfigError: Megatron-core is needed and not installed.
     """
     if spec.train.backend == TrainBackendName.megatron:
-        with _needs_megatron():
+        with _needs_megatron(), no_collections():
             # Imported here: Megatron-core is an extra, and its import takes three seconds.
             from rlscale.training.megatron.backend import MegatronBackend
         return MegatronBackend(spec, rank=rank, world_size=world_size)
-    # Imported here: the Megatron backend does not need it.
-    from rlscale.training.fsdp.backend import FsdpBackend
+    with no_collections():
+        # Imported here: the Megatron backend does not need it.
+        from rlscale.training.fsdp.backend import FsdpBackend
 
     return FsdpBackend(spec, rank=rank, world_size=world_size)
 
@@ -35,12 +37,13 @@ def make_backend(spec: TrainerSpec, *, rank: int, world_size: int) -> TrainerRan
 def make_critic(spec: TrainerSpec, *, rank: int, world_size: int) -> CriticBackend:
     """Builds the critic of `train.backend` for one of its dedicated ranks; a collective. Raises as `make_backend`."""
     if spec.train.backend == TrainBackendName.megatron:
-        with _needs_megatron():
+        with _needs_megatron(), no_collections():
             # Imported here for the same reasons as above.
             from rlscale.training.megatron.critic_backend import MegatronCriticBackend
         return MegatronCriticBackend(spec, rank=rank, world_size=world_size)
-    # Imported here for the same reasons as above.
-    from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
+    with no_collections():
+        # Imported here for the same reasons as above.
+        from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
 
     return FsdpCriticBackend(spec, rank=rank, world_size=world_size)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlscale.training.listener import listen
+from rlscale.training.slow_imports import no_collections
 from rlscale.training.spec import TrainerSpec
 from rlscale.weights.channel_spec import ChannelSpec
 
@@ -58,9 +59,10 @@ class RankWorker:
 
     def _join(self, master_address: str, master_port: int) -> None:
         """Joins the world (a collective)."""
-        # Imported here: torch takes seconds, for which the driver should not wait.
-        from rlscale.training.distributed import join_world
-        from rlscale.training.profiling.profiler import RankProfiler
+        with no_collections():
+            # Imported here: torch takes seconds, for which the driver should not wait.
+            from rlscale.training.distributed import join_world
+            from rlscale.training.profiling.profiler import RankProfiler
 
         world = self._world
         # Rank 0 passes its open socket on; the others connect to the port.
