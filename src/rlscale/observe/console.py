@@ -118,10 +118,23 @@ class PlainConsole(Console):
         pass
 
     def _write(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
-        # A pipe is block-buffered and would delay lines for minutes.
-        self._stream.flush()
+        try:
+            self._stream.write(f"{line}\n")
+            # A pipe is block-buffered and would delay lines for minutes.
+            self._stream.flush()
+        except OSError as error:  # e.g. `rlscale-train | head`: the run is worth more than its lines
+            discard_output(self._stream)
+            _log.warning("the output of the run is lost (%s); it continues and writes its metrics to its folder", error)
         self._last_line_at = self._clock()
+
+
+def discard_output(stream: TextIO) -> None:
+    """Sends everything that is written to a stream of the process to nowhere from now on, what it holds, too."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, stream.fileno())
+    finally:
+        os.close(nowhere)
 
 
 class SilentConsole(Console):

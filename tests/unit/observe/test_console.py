@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_the_mode_chooses_the_console(
     monkeypatch.setenv("TERM", term)
     with open_console(mode, title="t", total=3, stream=stream) as console:
         assert type(console) is kind
+
+
+def test_a_reader_that_ends_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream, open_console("plain", title="t", total=3, stream=stream) as console:
+        for step in range(3):
+            console.step(step, STEP)
+    assert caplog.messages == [
+        "the output of the run is lost ([Errno 32] Broken pipe); it continues and writes its metrics to its folder"
+    ]
 
 
 def test_a_step_is_one_line() -> None:

@@ -49,6 +49,7 @@ from rlscale.driver.preflight.run_paths import (
     check_disk_space,
     check_output_folders,
     check_run_folder,
+    check_temporary_folder,
     check_unfinished_run,
 )
 from rlscale.driver.warmup import ORIGIN, warmup_config, warmup_is_used
@@ -241,6 +242,7 @@ CHECKS: tuple[Check, ...] = (
     check_buffer,
     check_sandbox,
     check_gateway,
+    check_temporary_folder,
     check_cluster,
     check_warmup,
     check_hooks,

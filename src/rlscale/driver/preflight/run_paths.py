@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
 from rlscale.architectures.hf_config import architecture_fields
 from rlscale.checkpoint.run_folder import RunFolder, unwritable
+from rlscale.cluster.cluster_address import cluster_address
 from rlscale.config import OptimizerName, RunConfig, TrainBackendName, to_yaml
 from rlscale.errors import Problem
 from rlscale.models.resolve_model import cache_root
@@ -18,6 +21,12 @@ EXPORT_BYTES = 2
 
 WEIGHT_BYTES, MOMENT_BYTES = 4, 8
 """Bytes of a parameter in a checkpoint: its float32 value, and the two moments of Adam."""
+
+MAX_SOCKET_PATH = 107
+"""Limit of Linux for the path of a socket, in bytes."""
+
+LONGEST_SOCKET = "/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store.9"
+"""Socket in the temporary folder of Ray: the time of the start and the id of the process, at their longest."""
 
 
 def check_run_folder(config: RunConfig) -> list[Problem]:
@@ -92,6 +101,19 @@ def check_disk_space(config: RunConfig) -> list[Problem]:
             fix="choose a folder on another disk, or set checkpoint.save_final=false checkpoint.save_interval=null",
         )
     ]
+
+
+def check_temporary_folder(config: RunConfig) -> list[Problem]:
+    """Problem of a folder whose path is too long for the sockets of a Ray that starts here, as on some clusters."""
+    if sys.platform != "linux" or cluster_address(config.cluster.ray_address) is not None:
+        return []
+    variable = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), None)
+    limit = MAX_SOCKET_PATH - len(LONGEST_SOCKET)
+    if variable is None or len(os.fsencode(os.environ[variable])) <= limit:
+        return []
+    rule = f"be at most {limit} characters long, because Ray creates sockets below it"
+    fix = "set RAY_TMPDIR to a shorter path, e.g. RAY_TMPDIR=/tmp"
+    return [Problem(path=variable, rule=rule, value=os.environ[variable], fix=fix)]
 
 
 def _bytes_per_parameter(config: RunConfig) -> int:

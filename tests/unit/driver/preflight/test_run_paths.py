@@ -11,9 +11,12 @@ import pytest
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.config import RunConfig, to_yaml
 from rlscale.driver.preflight.run_paths import (
+    LONGEST_SOCKET,
+    MAX_SOCKET_PATH,
     check_disk_space,
     check_output_folders,
     check_run_folder,
+    check_temporary_folder,
     check_unfinished_run,
 )
 from rlscale.secrets import redact_yaml
@@ -108,3 +111,22 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         {"model.num_layers": None},
     ):
         assert check_disk_space(run_in(tmp_path / "new", **{**big, **enough})) == []
+
+
+def test_sockets_of_ray_fit_below_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, limit = config_with({}), MAX_SOCKET_PATH - len(LONGEST_SOCKET)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    folder = "/scratch".ljust(limit + 1, "x")
+    for fits in ("/tmp", folder[:-1]):
+        monkeypatch.setenv("TMPDIR", fits)
+        assert check_temporary_folder(config) == []
+    monkeypatch.setenv("TMPDIR", folder)
+    (problem,) = check_temporary_folder(config)
+    assert str(problem) == (
+        f"TMPDIR must be at most {limit} characters long, because Ray creates sockets below it, got {folder}; set "
+        "RAY_TMPDIR to a shorter path, e.g. RAY_TMPDIR=/tmp"
+    )
+    # Ray that already runs has its own folder.
+    assert check_temporary_folder(config_with({"cluster.ray_address": "10.0.0.1:6379"})) == []
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    assert check_temporary_folder(config) == []
