@@ -18,15 +18,26 @@ Exception
     └── CheckError       an assertion of `ci.*` does not hold; names the assertion and the value found
 """
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk, and of a full quota."""
+
 
 def show(value: Any) -> str:
     """A value as it is written in YAML."""
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
+
+
+def full_disk_advice(error: BaseException) -> str:
+    """The end of the message of an error of a full disk; empty for another error."""
+    if not isinstance(error, OSError) or error.errno not in FULL_DISK:
+        return ""
+    return "; free space on the disk and run the same command again: it resumes from the last checkpoint"
 
 
 def count_noun(number: int, noun: str) -> str:

@@ -36,6 +36,7 @@ from rlscale.errors import (
     StalenessError,
     WeightSyncError,
     WorkerError,
+    full_disk_advice,
 )
 from rlscale.secrets import redact_yaml
 
@@ -156,6 +157,11 @@ def main_train(
         return WRONG_INPUT
     except RUN_FAILURES as error:
         sys.stderr.write(_failure_text(error))
+        return FAILED
+    except OSError as error:
+        if not (advice := full_disk_advice(error)):
+            raise
+        sys.stderr.write(f"rlscale-train: the run failed: {error}{advice}\n")
         return FAILED
     except KeyboardInterrupt:
         sys.stderr.write("rlscale-train: interrupted\n")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlscale.config import TrainBackendName
 from rlscale.errors import ConfigError, Problem
-from rlscale.training.slow_imports import no_collections
 from rlscale.training.spec import TrainerSpec
 
 if TYPE_CHECKING:
@@ -58,3 +58,18 @@ def _needs_megatron() -> Iterator[None]:
             raise
         rule, fix = "be fsdp without megatron-core", "pip install 'rlscale[megatron]', or choose train=fsdp"
         raise ConfigError([Problem(path="train.backend", rule=rule, value="megatron", fix=fix)]) from error
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collects no garbage inside, where torch or transformers is imported.
+
+    They create a million objects that stay; collections would visit these again and again, a tenth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

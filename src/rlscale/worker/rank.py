@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlscale.training.listener import listen
-from rlscale.training.slow_imports import no_collections
+from rlscale.training.registry import no_collections
 from rlscale.training.spec import TrainerSpec
 from rlscale.weights.channel_spec import ChannelSpec
 

@@ -1,5 +1,6 @@
 """The command `rlscale-train`: exit codes, messages, tables."""
 
+import errno
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -100,6 +101,12 @@ def test_errors_are_printed_and_nothing_else(capsys: pytest.CaptureFixture[str])
         *(
             (kind("reason"), 1, "rlscale-train: the run failed: reason")
             for kind in (HookError, FailureShareError, EmptyRolloutError, StalenessError, CheckError, RewardError)
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "rlscale-train: the run failed: [Errno 28] No space left on device; free space on the disk and run the "
+            "same command again: it resumes from the last checkpoint",
         ),
         (KeyboardInterrupt(), 130, "rlscale-train: interrupted"),
     ],

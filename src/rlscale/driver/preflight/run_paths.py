@@ -96,8 +96,8 @@ def check_disk_space(config: RunConfig) -> list[Problem]:
     return [
         Problem(
             path="checkpoint.save",
-            rule=f"be on a disk with {needed / 1e9:.1f} GB free, for one checkpoint and the export",
-            value=f"{checkpoint.save} with {free / 1e9:.1f} GB",
+            rule=f"be on a disk with {_show_size(needed)} free, for one checkpoint and the export",
+            value=f"{checkpoint.save} with {_show_size(free)}",
             fix="choose a folder on another disk, or set checkpoint.save_final=false checkpoint.save_interval=null",
         )
     ]
@@ -114,6 +114,10 @@ def check_temporary_folder(config: RunConfig) -> list[Problem]:
     rule = f"be at most {limit} characters long, because Ray creates sockets below it"
     fix = "set RAY_TMPDIR to a shorter path, e.g. RAY_TMPDIR=/tmp"
     return [Problem(path=variable, rule=rule, value=os.environ[variable], fix=fix)]
+
+
+def _show_size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _bytes_per_parameter(config: RunConfig) -> int:

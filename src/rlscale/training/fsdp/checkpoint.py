@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
 from rlscale.training.optim.optimizer import fill_state, optimizer_moments
+from rlscale.training.save_errors import named_cause
 from rlscale.training.trainer_state import TrainerProgress, get_random_state, read_json, set_random_state, write_json
 
 FORMAT = 1
@@ -43,12 +44,14 @@ def save_state(
         optimizer: over the model's parameters.
         reference: the reference model if it is updated; None: it stays as it was loaded.
         progress: finished steps and rollouts.
+
+    Raises:
+        WorkerError: a rank cannot write its part; on all ranks.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    save(
-        _tensors(model, optimizer, reference),
-        storage_writer=HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True),
-    )
+    writer = HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True)
+    with named_cause(folder):
+        save(_tensors(model, optimizer, reference), storage_writer=writer)
     # Each rank has its own random state, so each writes a file.
     (folder / "random").mkdir(exist_ok=True)
     write_json(folder / "random" / f"rank_{rank}.json", get_random_state())

@@ -42,6 +42,7 @@ from rlscale.training.megatron.checkpoint.optimizer_state import (
 )
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.save_errors import named_cause
 from rlscale.training.trainer_state import (
     TrainerProgress,
     decode,
@@ -73,7 +74,7 @@ class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Mega
             dict_list_map_inplace(_copy_to_host, sharded_state_dict)
         renamed, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         write = partial(
-            save,
+            _save,
             mcore_to_pyt_state_dict(renamed, False),
             storage_writer=FileSystemWriter(checkpoint_dir, thread_count=1, sync_files=True),
             planner=MCoreSavePlanner(
@@ -85,6 +86,11 @@ class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Mega
             write()
         else:
             saver.submit(write)
+
+
+def _save(state: dict[str, Any], *, storage_writer: FileSystemWriter, **options: Any) -> None:
+    with named_cause(Path(storage_writer.path)):
+        save(state, storage_writer=storage_writer, **options)
 
 
 def _copy_to_host(entry: Any) -> Any:
