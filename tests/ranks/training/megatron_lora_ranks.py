@@ -1,0 +1,174 @@
+"""Program of the two trainer ranks of `test_megatron_lora.py`, which compares adapters of both backends.
+
+python -m tests.ranks.training.megatron_lora_ranks <rank> <port> <dense> <with experts> <latent> <fused> <folder> <kind>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from rlscale.config import LoraConfig, LoraSync, MegatronConfig, OptimizerName
+from rlscale.protocols import TrainBackend
+from rlscale.training.distributed import join_world, leave_world
+from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.megatron.backend import MegatronBackend
+from rlscale.training.roles import TrainerRank
+from rlscale.training.spec import TrainerSpec
+from tests.ranks.training.fsdp_ranks import full_spec
+from tests.ranks.training.megatron_ranks import (
+    BATCHES,
+    SHORT,
+    TrainingRun,
+    data_ranks,
+    difference,
+    megatron_spec,
+    train,
+    weights_of,
+)
+
+DENSE, EXPERTS, LATENT, FUSED = range(4)
+SEQUENCES = {"sequence_parallel": True}
+MUON = {"name": OptimizerName.muon, "lr": 1e-3, "matrix_lr": 0.02}
+SAVED_AFTER = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model with adapters and a parallel layout as in `megatron_ranks.Mode`."""
+
+    model: int = DENSE
+    targets: list[str] | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    resumes_on: str | None = None  # case with other sizes that continues from the checkpoint
+    is_slow: bool = False
+
+    @property
+    def config(self) -> MegatronConfig:
+        return MegatronConfig(**{SHORT.get(k, k): v for k, v in self.sizes.items()}, core_args=dict(self.more))
+
+    @property
+    def lora(self) -> LoraConfig:
+        return LoraConfig(rank=4, alpha=8, target_modules=self.targets, sync=LoraSync.adapter)
+
+
+CASES: dict[str, Case] = {
+    "tp2, sequence-parallel": Case(sizes={"tp": 2}, more=SEQUENCES, resumes_on="pp2"),
+    "pp2": Case(sizes={"pp": 2}),
+    "tp2": Case(sizes={"tp": 2}, is_slow=True),
+    "dp2": Case(is_slow=True),
+    "some layers, recomputed": Case(
+        targets=["k_proj", "up_proj", "o_proj"],
+        sizes={"tp": 2, "recompute_granularity": "full"},
+        more=SEQUENCES,
+        is_slow=True,
+    ),
+    "whole optimiser on each": Case(sizes={"use_distributed_optimizer": False}, is_slow=True),
+    "muon": Case(sizes={"tp": 2}, settings=MUON, is_slow=True),
+    "experts": Case(
+        model=EXPERTS, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True
+    ),
+    "latent": Case(model=LATENT, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True),
+    "gate and up in one tensor, norms after": Case(model=FUSED, sizes={"tp": 2}, resumes_on="fused, dp2", is_slow=True),
+    "fused, dp2": Case(model=FUSED, is_slow=True),
+}
+
+
+def specs(case: Case, path: str) -> tuple[TrainerSpec, TrainerSpec]:
+    """The same run on FSDP2 and on Megatron-core. The reference is the base."""
+    settings = {**case.settings, "lora": case.lora}
+    return full_spec(path, **settings), megatron_spec(path, case.config, **settings)
+
+
+def sent_adapters(backend: TrainerRank) -> dict[str, torch.Tensor]:
+    """The adapters that engines get, on every rank."""
+    assert backend.adapters is not None
+    found = [{name: tensor.clone() for name, tensor in backend.adapters.weights()}]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """Largest difference of tensors with the same names."""
+    assert one.keys() == other.keys(), sorted(one.keys() ^ other.keys())
+    return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
+
+
+def compare(case: Case, path: str, folder: Path, *, rank: int) -> dict[str, Any]:
+    """Three steps on both backends; those of Megatron-core are saved, exported and continued."""
+    theirs, ours = specs(case, path)
+    fsdp = FsdpBackend(theirs, rank=rank, world_size=2)
+    start = sent_adapters(fsdp)
+    expected = TrainingRun.from_backend(fsdp, num_data_ranks=2)
+    first, shares = MegatronBackend(ours, rank=rank, world_size=2), data_ranks(ours.megatron)
+    before, steps = weights_of(first), []
+    report: dict[str, Any] = {"start": distance(sent_adapters(first), start)}
+    for i, batch in enumerate(BATCHES):
+        if i == SAVED_AFTER:
+            if rank == 0:
+                folder.mkdir()
+            dist.barrier()
+            first.save(folder)
+        steps.append(train(first, batch, shares))
+    run, adapters = TrainingRun(steps=steps, weights=weights_of(first)), sent_adapters(first)
+    assert first.adapters is not None
+    base = {name: weight.clone() for name, weight in first.adapters.base_weights()}
+    export(first, folder / "hf")
+    export(fsdp, folder / "fsdp")
+    report |= {
+        "difference": difference(run, expected),
+        "changed": sorted(name for name, weight in run.weights.items() if not torch.equal(weight, before[name])),
+        "base": all(torch.equal(weight, before[name]) for name, weight in base.items()) and (rank or len(base)) > 0,
+        "adapters": distance(adapters, sent_adapters(fsdp)),
+        "exported": distance(load_file(folder / "hf" / "adapter" / "adapter_model.safetensors"), adapters),
+        "trained": len([p for _, p in first.policy.model.named_parameters() if p.requires_grad]),
+        "state": sum(len(part.optimizer.state) for part in first.policy.trainable.optimizer.chained_optimizers),
+    }
+    first.close()
+    report["resumed"] = continued(ours, folder, rank=rank) == {"step": steps[SAVED_AFTER], "weights": 0.0}
+    if case.resumes_on is not None:
+        _, other = specs(CASES[case.resumes_on], path)
+        report["resharded"] = continued(other, folder, rank=rank)["weights"]
+    return report
+
+
+def export(backend: TrainBackend, folder: Path) -> None:
+    backend.export_hf(folder)
+
+
+def continued(spec: TrainerSpec, folder: Path, *, rank: int) -> dict[str, Any]:
+    """The step after a checkpoint, and the largest difference of its weights to those that were exported then."""
+    backend = MegatronBackend(spec, rank=rank, world_size=2)
+    backend.load(folder)
+    step = train(backend, BATCHES[SAVED_AFTER], data_ranks(spec.megatron))
+    found = weights_of(backend)
+    backend.close()
+    exported = load_file(folder / "hf" / "model.safetensors")
+    return {"step": step, "weights": distance(found, exported)}
+
+
+def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -> None:
+    join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
+    report: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if case.is_slow == (kind == "slow"):
+            report[name] = compare(case, models[case.model], folder / name, rank=rank)
+    (folder / f"report_{rank}.json").write_text(json.dumps(report))
+    leave_world()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7], Path(sys.argv[7]), sys.argv[8])
+    # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
+    os._exit(0)
