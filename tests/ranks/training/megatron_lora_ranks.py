@@ -76,9 +76,7 @@ CASES: dict[str, Case] = {
     ),
     "whole optimiser on each": Case(sizes={"use_distributed_optimizer": False}, is_slow=True),
     "muon": Case(sizes={"tp": 2}, settings=MUON, is_slow=True),
-    "experts": Case(
-        model=EXPERTS, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True
-    ),
+    "experts": Case(model=EXPERTS, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True),
     "latent": Case(model=LATENT, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True),
     "gate and up in one tensor, norms after": Case(model=FUSED, sizes={"tp": 2}, resumes_on="fused, dp2", is_slow=True),
     "fused, dp2": Case(model=FUSED, is_slow=True),

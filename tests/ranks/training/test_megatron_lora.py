@@ -97,5 +97,7 @@ def test_exported_adapters_are_those_of_fsdp_and_peft_loads_them(short: Path, mo
 
 @pytest.mark.nightly
 def test_adapters_of_a_fused_layer_are_those_of_its_tensor(slow: Path) -> None:
-    adapters = load_file(slow / next(n for n in LONG if CASES[n].model == FUSED) / "hf/adapter/adapter_model.safetensors")
+    adapters = load_file(
+        slow / next(n for n in LONG if CASES[n].model == FUSED) / "hf/adapter/adapter_model.safetensors"
+    )
     assert adapters["base_model.model.model.layers.0.mlp.gate_up_proj.lora_B.weight"].shape == (2 * 48, 4)

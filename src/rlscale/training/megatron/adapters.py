@@ -30,6 +30,7 @@ from rlscale.training.modules import lora as peft_adapters
 from rlscale.training.modules.lora import find_adapters, peft_names
 from rlscale.training.offload import Offloader
 
+
 @torch.no_grad()
 def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int) -> MegatronModel:
     """Adds this rank's part of the adapters to the linear layers of a model, in place. No collective.
@@ -69,7 +70,7 @@ def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int
 
 
 def _shard(full: Tensor, mapped: MappedWeight, *, model: MegatronModel) -> Tensor:
-    """This rank's part of A or B."""
+    """The part of A or B that this rank holds."""
     source, sizes = SliceReader.from_tensor(full), head_sizes(model.architecture)
     return shard_from_hf(mapped.weight.layout, [source], shard=shard_of_rank(mapped), sizes=sizes)
 
@@ -93,21 +94,19 @@ def _layer_adapters(
 
 def _projections(mapped: MappedWeight, num_rows: int, *, model: MegatronModel) -> Projections:
     """The projections in a layer with `num_rows` output features on this rank."""
-    layout, sizes = mapped.weight.layout, head_sizes(model.architecture)
-    names = [name.split(".")[-2] for name in mapped.weight.hf]
-    if layout != TensorLayout.qkv:
-        return Projections(layout=layout, widths=dict.fromkeys(names, num_rows // len(names)))
-    num_ranks = shard_of_rank(mapped).count
-    if sizes.num_groups % num_ranks:
+    sizes, num_ranks = head_sizes(model.architecture), shard_of_rank(mapped).count
+    if mapped.weight.layout == TensorLayout.qkv and sizes.num_groups % num_ranks:
         rule = f"divide the {sizes.num_groups} key heads of the model with train.lora.rank"
-        fix = f"set it to {gcd(sizes.num_groups, num_ranks)}"
+        fix = f"set it to {gcd(sizes.num_groups, num_ranks)}, or choose train=fsdp"
         path = "megatron.tensor_model_parallel_size"
         raise ConfigError([Problem(path=path, rule=rule, value=str(num_ranks), fix=fix)])
-    num_groups, queries = sizes.num_groups // num_ranks, sizes.queries_per_group
-    # A group has the rows of its query heads, of one key head and of one value head.
-    width = num_rows // (num_groups * (queries + 2))
-    rows = [num_groups * width * number for number in (queries, 1, 1)]
-    return Projections(layout=layout, widths=dict(zip(names, rows, strict=True)), num_groups=num_groups)
+    return Projections.from_layer(
+        mapped.weight.layout,
+        [name.split(".")[-2] for name in mapped.weight.hf],
+        num_rows=num_rows,
+        num_groups=sizes.num_groups // num_ranks,
+        queries_per_group=sizes.queries_per_group,
+    )
 
 
 class MegatronAdapters:

@@ -173,9 +173,7 @@ def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
     write_adapters(adapter_tensors(model), folder, config=config, base=base)
 
 
-def write_adapters(
-    named: Iterable[tuple[str, Tensor]], folder: Path, *, config: Mapping[str, Any], base: str
-) -> None:
+def write_adapters(named: Iterable[tuple[str, Tensor]], folder: Path, *, config: Mapping[str, Any], base: str) -> None:
     """Like `save_adapters`, for adapters that rank 0 gets in full.
 
     Args:

@@ -55,7 +55,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "adapters_fit_layers_of_megatron",
         {**MEGATRON, "train.lora.rank": 8, "model.megatron_to_hf_mode": "bridge"},
-        "model.megatron_to_hf_mode must be raw with train.lora.rank=8, got bridge; remove it; mbridge knows no adapters",
+        "model.megatron_to_hf_mode must be raw with train.lora.rank=8, got bridge; remove it; mbridge "
+        "knows no adapters",
         {**MEGATRON, "train.lora.rank": 8},
     ),
     (

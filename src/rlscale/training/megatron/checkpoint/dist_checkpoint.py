@@ -1,6 +1,6 @@
 """Saves and loads a trainer in Megatron-core's format, which any other parallel sizes can read.
 
-<folder>/trainer.json            format, ranks, optimiser steps and rollouts made, and rank, alpha and layers of adapters
+<folder>/trainer.json            format, ranks, optimiser steps and rollouts made; rank, alpha and layers of adapters
 <folder>/torch_dist/             weights, master weights and moments by their position in the whole model (`torch_dist`,
                                  the optimiser's as `fully_reshardable`); some of its files are pickled, as the format
                                  demands, and are read with `restricted_pickle`

@@ -14,7 +14,7 @@ positions only: the gradients of the whole half, or halves, are summed over the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -70,6 +70,18 @@ class Projections:
     widths: Mapping[str, int]  # name -> output features on this rank, in the order of the layout
     num_groups: int = 1  # of heads that share a key head, on this rank
 
+    @classmethod
+    def from_layer(
+        cls, layout: TensorLayout, names: Sequence[str], *, num_rows: int, num_groups: int, queries_per_group: int
+    ) -> Projections:
+        """The projections in a layer with `num_rows` output features on this rank, of `num_groups` groups of heads."""
+        if layout != TensorLayout.qkv:
+            return cls(layout=layout, widths=dict.fromkeys(names, num_rows // len(names)))
+        # A group has the rows of its query heads, of one key head and of one value head.
+        rows = num_rows // (queries_per_group + 2)
+        widths = dict(zip(names, (rows * queries_per_group, rows, rows), strict=True))
+        return cls(layout=layout, widths=widths, num_groups=num_groups)
+
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The output of the layer from the outputs of its projections, zeros for those that are missing. [..., out]"""
         some = next(iter(parts.values()))
@@ -86,7 +98,7 @@ class Projections:
 
 
 class LowRank(nn.Module):
-    """This rank's part of A and B of one projection."""
+    """A and B of one projection, as this rank holds them."""
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
         super().__init__()
@@ -135,7 +147,7 @@ class LayerAdapters(nn.ModuleDict):
             mark_sequence_parallel(parameter, self.config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """scale * B A x for the input of the layer, after a norm in it. [..., in] -> [..., out]"""
+        """Computes scale * B A x for the input of the layer, after a norm in it. [..., in] -> [..., out]"""
         parts = self._parts
         # One product and one sum over the ranks for all projections.
         inner = self._summed(F.linear(x, torch.cat([each.a for each in parts.values()])))
@@ -147,13 +159,16 @@ class LayerAdapters(nn.ModuleDict):
 
     def _summed(self, inner: Tensor) -> Tensor:
         """A x of the positions of the layer's output, such that its gradient is whole, too."""
-        shares_sequence = self.config.sequence_parallel
         if self._layout == TensorLayout.whole:
             return inner
-        if self._layout == TensorLayout.columns:
-            summed = reduce_scatter_to_sequence_parallel_region if shares_sequence else None
-            return (summed or reduce_from_tensor_model_parallel_region)(inner)
-        return (gather_from_sequence_parallel_region if shares_sequence else copy_to_tensor_model_parallel_region)(inner)
+        is_row_parallel, shares_sequence = self._layout == TensorLayout.columns, bool(self.config.sequence_parallel)
+        summed: Tensor = {
+            (True, True): reduce_scatter_to_sequence_parallel_region,
+            (True, False): reduce_from_tensor_model_parallel_region,
+            (False, True): gather_from_sequence_parallel_region,  # its backward pass scatters the summed gradient
+            (False, False): copy_to_tensor_model_parallel_region,
+        }[is_row_parallel, shares_sequence](inner)
+        return summed
 
     def merge(self, weight: Tensor) -> Tensor:
         """W + scale * B A for this rank's shard of W, computed in float32. No collective."""
@@ -176,7 +191,8 @@ class LayerAdapters(nn.ModuleDict):
         )
         if self._layout == TensorLayout.gated_fused:
             # Each rank has rows of both halves of B.
-            state |= {f"{prefix}{n}.b": apply_swiglu_sharded_factory(state[f"{prefix}{n}.b"], sharded_offsets) for n in self}
+            for key in [f"{prefix}{name}.b" for name in self._parts]:
+                state[key] = apply_swiglu_sharded_factory(state[key], sharded_offsets)
         return state
 
 
