@@ -27,7 +27,7 @@ def models(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     write_families(root, {"glm4": CONFIGS["glm4"]})
     for file in Path(dense).glob("*token*"):
         shutil.copy(file, root / "glm4")
-    return [dense, tiny_moe(cache), tiny_latent(cache), str(root / "glm4")]
+    return [dense, tiny_moe(cache), tiny_latent(cache), str(root / "glm4"), tiny_model(cache, seed=1)]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,13 @@ def test_exported_adapters_are_those_of_fsdp_and_peft_loads_them(short: Path, mo
         with_adapter = PeftModel.from_pretrained(base, ours / "adapter")(tokens).logits
         torch.testing.assert_close(with_adapter, merged(tokens).logits, atol=1e-5, rtol=1e-5)
     assert (with_adapter - before).abs().max() > 1e-3
+
+
+def test_a_checkpoint_is_converted_with_its_adapters(short: Path) -> None:
+    found = report(short, 0)["pp2"]
+    assert found["converted"] == 0
+    message = f"{short / 'pp2'} must contain weights without adapters, got a checkpoint of train.lora; convert it with"
+    assert found["without adapters"].startswith(message)
 
 
 @pytest.mark.nightly
