@@ -18,7 +18,7 @@ def map_adapters(model: MegatronModel) -> Iterator[MappedWeight]:
     layers = set() if model.adapters is None else set(model.adapters.layers)
     for mapped in map_weights(model.architecture) if layers else ():
         own, layout = mapped.weight.megatron.removesuffix(".weight"), mapped.weight.layout
-        # The output layer of a fused tensor has the rows of one projection, so its B is divided as simple rows are.
+        # An adapter belongs to one projection of a fused layer, so its B is divided as the rows of a simple layer are.
         rows = TensorLayout.rows if layout in (TensorLayout.qkv, TensorLayout.gated) else layout
         layouts = {TensorLayout.columns: (layout, TensorLayout.whole)}.get(layout, (TensorLayout.whole, rows))
         for name in mapped.weight.hf:
