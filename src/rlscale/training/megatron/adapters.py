@@ -51,7 +51,7 @@ def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int
     peft_adapters.add_adapters(shell, lora, seed=seed)
     found = {name.removesuffix(".weight"): adapter for name, adapter in find_adapters(shell).items()}
     model = replace(model, adapters=AdapterSettings(rank=lora.rank, alpha=lora.alpha, layers=tuple(found)))
-    halves = {}
+    halves: dict[str, Tensor] = {}
     for layer, adapter in found.items():
         halves |= dict(zip(peft_names(layer), (adapter.a, adapter.b), strict=True))
     mapped = {each.weight.megatron: each for each in map_adapters(model)}
