@@ -19,8 +19,19 @@ def test_engines_get_the_merged_weights_and_the_export_has_model_and_adapter(com
     assert (command.run_dir / "hf" / "model.safetensors").is_file()
 
 
-def test_engines_get_the_adapters_alone(command: Command) -> None:
-    overrides = ("cluster.actor_num_gpus_per_node=2", "reward.type=random", "optim.lr=1e-2", "eval.interval=null")
+@pytest.mark.parametrize(
+    "layout",
+    [(), pytest.param(("train=megatron", "megatron.pipeline_model_parallel_size=2"), marks=pytest.mark.nightly)],
+    ids=["fsdp", "megatron"],
+)
+def test_engines_get_the_adapters_alone(command: Command, layout: tuple[str, ...]) -> None:
+    overrides = (
+        *layout,
+        "cluster.actor_num_gpus_per_node=2",
+        "reward.type=random",
+        "optim.lr=1e-2",
+        "eval.interval=null",
+    )
     kl = ("algo.use_kl_loss=true", "algo.kl_loss_coef=0.01", "ci.enabled=true")
     done = command.run("train.lora.rank=4", "train.lora.sync=adapter", *overrides, *kl)
     assert done.code == 0, done.err

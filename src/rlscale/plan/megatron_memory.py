@@ -41,6 +41,7 @@ class MegatronWork:
     has_reference: bool = False
     sends_own: bool = False  # every rank sends its weights to the engines, instead of one rank that gathers them all
     is_critic: bool = False  # one value per token instead of logits, and no weight sync
+    adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
 
 
 def megatron_memory(
@@ -63,8 +64,10 @@ def megatron_memory(
         spread_experts = max(1, work.num_ranks // expert_ranks)
     shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
-    gradients = FLOAT32 * (dense + experts)
     weights = micro.dtype_bytes * (dense + experts)
+    if work.adapter_rank:  # only adapters have gradients and states of the optimizer
+        dense, experts = _adapter_parameters(a, parallel, rank=work.adapter_rank), 0.0
+    gradients = FLOAT32 * (dense + experts)
     phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
     if work.has_reference:
         phases["reference"] = {"its weights": weights, "activations": layer_saved_bytes(a, 0, shard, parallel)}
@@ -80,6 +83,20 @@ def megatron_memory(
         # Megatron-core allocates the gradient buffers once, so every phase contains them.
         phases={name: {"gradients": gradients, **parts} for name, parts in phases.items()},
     )
+
+
+def _adapter_parameters(a: Architecture, parallel: ParallelSizes, *, rank: int) -> float:
+    """Elements of A and B on a rank of the fullest stage. The tensor-parallel ranks divide one of the two.
+
+    The last matrix of attention and of a dense MLP divides its inputs, the others their outputs.
+    """
+    parts = [a.attention_shapes(), *(() if a.num_experts else (a.mlp_shapes(0),))]
+    elements = 0.0
+    for shapes in parts:
+        *by_outputs, (outputs, inputs) = [shape for shape in shapes if len(shape) == 2]
+        elements += rank * (outputs + inputs / parallel.tensor)
+        elements += sum(rank * (cols + rows / parallel.tensor) for rows, cols in by_outputs)
+    return elements * math.ceil(a.num_layers / parallel.pipeline)
 
 
 def _step_phases(

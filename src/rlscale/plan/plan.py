@@ -281,16 +281,17 @@ def _trainer(
     a, reference = models["policy"], models.get("reference")
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
+    if has_base_as_reference(config):
+        reference = None
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(
             num_ranks=num_ranks,
             num_microbatches=work.num_microbatches,
             has_reference=reference is not None,
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
+            adapter_rank=work.adapter_rank,
         )
         return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
-    if has_base_as_reference(config):
-        reference = None
     return trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
 
 

@@ -18,6 +18,7 @@ from rlscale.config import (
     OptimConfig,
     TrainBackendName,
     TrainConfig,
+    uses_reference,
 )
 from rlscale.models.batch_shapes import EngineShapes
 from rlscale.observe.memory_request import REQUEST_FILE
@@ -127,6 +128,12 @@ class TrainerSpec:
     weight_owners: WeightOwners = WeightOwners.first  # of the weights that are sent to the engines
     num_old_policies: int = 0  # earlier weight versions that are kept to score their tokens
     custom: Mapping[str, Any] = field(default_factory=dict)  # config node `custom`, for functions of the user
+
+    @property
+    def has_base_reference(self) -> bool:
+        """Whether the policy trains adapters of the very model that is the reference."""
+        is_base = self.ref_path == self.model_path and self.ref_checkpoint is None and self.start_weights is None
+        return bool(self.train.lora.rank) and is_base and uses_reference(self.algo)
 
     @property
     def context_ranks(self) -> int:

@@ -108,3 +108,21 @@ def test_a_reference_is_on_the_device_while_it_scores() -> None:
 def test_a_critic_has_no_logits_and_no_weight_sync() -> None:
     found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, is_critic=True))
     assert set(found.phases) == {"backward pass", "checkpoint"}
+
+
+def test_only_adapters_have_gradients_and_states() -> None:
+    work = MegatronWork(num_ranks=8, num_microbatches=4, adapter_rank=16)
+    plain, whole = memory(), memory(work=work)
+    # q, k, v, o, gate, up and down of 8 layers; A and B together rank * (in + out).
+    hidden, keys, inner = DENSE.hidden_size, 4 * 64, DENSE.intermediate_size
+    numbers = 8 * 16 * (2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner))
+    assert whole.weights == plain.weights
+    assert all(phase["gradients"] == 4 * numbers for phase in whole.phases.values())
+    assert whole.optimizer == 12 * numbers / 8  # divided over the data-parallel ranks
+    # Of column-parallel layers the ranks divide B, of row-parallel ones A: the half of width `hidden` is whole.
+    divided = memory(work=work, tensor_model_parallel_size=4, use_distributed_optimizer=False)
+    own = 8 * 16 * (7 * hidden + (2 * hidden + 2 * keys + 3 * inner) / 4)
+    assert divided.optimizer == 12 * own
+    attention = 8 * 16 * (2 * (hidden + hidden) + 2 * (hidden + keys))
+    experts = memory(EXPERTS, work=work)
+    assert all(phase["gradients"] == 4 * attention for phase in experts.phases.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
+from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
 from rlscale.config.rules.conditions import uses_megatron
@@ -51,6 +52,27 @@ def ranks_divide_key_heads_with_wide_norms(config: RunConfig) -> list[Problem]:
     rule = f"divide model.num_key_value_heads={heads} with model.model_type={family}"
     path, fix = "megatron.tensor_model_parallel_size", f"set it to {nearest_divisor(heads, tensor)}"
     return [Problem(path=path, rule=rule, value=show(tensor), fix=fix)]
+
+
+@rule
+def adapters_fit_layers_of_megatron(config: RunConfig) -> list[Problem]:
+    """Adapters are added to the layers of rlscale's own weight mapping, and each key head is on one rank."""
+    lora, model = config.train.lora, config.model
+    if not uses_megatron(config) or not lora.rank:
+        return []
+    problems = []
+    if model.megatron_to_hf_mode == MegatronToHf.bridge:
+        rule, fix = f"be raw with train.lora.rank={lora.rank}", "remove it; mbridge knows no adapters"
+        problems.append(Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix=fix))
+    heads, tensor = architecture_field(model, "num_key_value_heads"), config.megatron.tensor_model_parallel_size
+    is_fused = lora.target_modules is None or not {"q_proj", "k_proj", "v_proj"}.isdisjoint(lora.target_modules)
+    is_latent = find_family(architecture_field(model, "model_type")).latent_attention
+    if heads is not None and is_fused and not is_latent and heads % tensor:
+        rule = f"divide model.num_key_value_heads={heads} with train.lora.rank={lora.rank}"
+        fix = f"set it to {nearest_divisor(heads, tensor)}, or choose train=fsdp"
+        path = "megatron.tensor_model_parallel_size"
+        problems.append(Problem(path=path, rule=rule, value=show(tensor), fix=fix))
+    return problems
 
 
 @rule

@@ -192,8 +192,6 @@ def lora_is_supported(config: RunConfig) -> list[Problem]:
     if not train.lora.rank:
         return []
     problems = []
-    if train.backend != TrainBackendName.fsdp:
-        problems.append(("train.backend", "be fsdp", str(train.backend), "choose train=fsdp"))
     for name in ("only_train_params", "freeze_params"):
         if getattr(train, name) is not None:
             fix = "use train.lora.target_modules to select the layers"

@@ -55,7 +55,7 @@ class FsdpBackend(RoleBackend):
             )
         source = ShardSnapshots(self.policy.model, temperature=spec.temperature)
         self._snapshots = PolicySnapshots(source, limit=spec.num_old_policies) if spec.num_old_policies else None
-        if BaseReference.is_reference_of(spec):
+        if spec.has_base_reference:
             self.reference = BaseReference(self.policy.model, temperature=spec.temperature)
             self._reference_model = "policy"
         else:

@@ -62,12 +62,6 @@ class BaseReference:
     def __init__(self, policy: PreTrainedModel, *, temperature: float) -> None:
         self.model, self._temperature = policy, temperature
 
-    @staticmethod
-    def is_reference_of(spec: TrainerSpec) -> bool:
-        """Whether the policy trains adapters of the very model that is the reference."""
-        is_base = spec.ref_path == spec.model_path and spec.ref_checkpoint is None
-        return bool(spec.train.lora.rank) and is_base and uses_reference(spec.algo)
-
     def add_to(self, offloader: Offloader, *, name: str) -> None:
         """Registers nothing: the parameters are the policy's."""
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlscale.config import LoraSync
 from rlscale.training.backend import RoleBackend
+from rlscale.training.megatron.adapters import MegatronAdapters, add_adapters
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights
 from rlscale.training.megatron.critic import MegatronCritic
 from rlscale.training.megatron.export import write_hf
-from rlscale.training.megatron.hf_mapping.export_hf import make_exporter
+from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, configure_pipeline
 from rlscale.training.megatron.policy import MegatronPolicy
 from rlscale.training.megatron.policy_snapshots import HostSnapshots
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.megatron.scorers import MegatronReference, MegatronTeacher
+from rlscale.training.megatron.scorers import MegatronBaseReference, MegatronReference, MegatronTeacher
 from rlscale.training.policy_snapshots import PolicySnapshots
 from rlscale.training.spec import TrainerSpec
 from rlscale.training.trainer_state import TrainerProgress
@@ -37,7 +39,7 @@ class MegatronBackend(RoleBackend):
 
     policy: MegatronPolicy
     critic: MegatronCritic | None
-    reference: MegatronReference | None
+    reference: MegatronReference | MegatronBaseReference | None
     teacher: MegatronTeacher | None
 
     def __init__(self, spec: TrainerSpec, *, rank: int, world_size: int) -> None:
@@ -46,19 +48,29 @@ class MegatronBackend(RoleBackend):
         with self.rank.computing():
             self._build_roles()
             self._exporter = make_exporter(self.policy.model, to=spec.weight_owners)
+            if spec.train.lora.rank and spec.train.lora.sync == LoraSync.adapter:
+                assert isinstance(self._exporter, Exporter), "a config rule excludes mbridge with adapters"
+                self.adapters = MegatronAdapters(
+                    self.policy.model, exporter=self._exporter, offloader=self.rank.offloader
+                )
         self._register_models()
 
     def _build_roles(self) -> None:
         spec, rank = self._spec, self.rank
         model = _build_policy_model(rank)
         # Reference and teacher load their weights into the policy's model first, so the policy's come last.
-        self.reference = MegatronReference.from_spec(policy=model, rank=rank)
+        self.reference = None if spec.has_base_reference else MegatronReference.from_spec(policy=model, rank=rank)
         self.teacher = MegatronTeacher.from_spec(policy=model, rank=rank)
         if spec.start_weights is None:
             load_hf(model, spec.model_path)
         else:
             load_weights(spec.start_weights, model=model)
+        if spec.train.lora.rank:
+            model = add_adapters(model, spec.model_path, spec.train.lora, seed=spec.train.seed)
         self.policy = MegatronPolicy(model, rank=rank)
+        if spec.has_base_reference:
+            self.reference = MegatronBaseReference(self.policy)
+            self._reference_model = "policy"
         snapshots = HostSnapshots(self.policy, rank=rank)
         self._snapshots = PolicySnapshots(snapshots, limit=spec.num_old_policies) if spec.num_old_policies else None
         is_here = spec.critic is not None and spec.critic.dedicated_ranks is None
@@ -66,12 +78,12 @@ class MegatronBackend(RoleBackend):
 
     def _save_models(self, folder: Path, progress: TrainerProgress) -> None:
         self.policy.trainable.save(folder, progress=progress)
-        if self.reference is not None:
+        if isinstance(self.reference, MegatronReference):
             self.reference.save(folder, rank=self.rank)
 
     def _load_models(self, folder: Path) -> TrainerProgress:
         progress = self.policy.trainable.load(folder)
-        if self.reference is not None:
+        if isinstance(self.reference, MegatronReference):
             self.reference.load(folder)
         return progress
 

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import torch
 
+from rlscale.training.megatron.hf_mapping.adapter_mapping import map_adapters
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
 from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.modules.lora import write_adapters
 from rlscale.training.spec import WeightOwners
 from rlscale.training.transfer.hf_folder import write_model_files, write_weight_files
 from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, WrittenFiles
 
 
 def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dtype) -> None:
-    """Writes weights, configuration and tokenizer; a collective.
+    """Writes weights, configuration and tokenizer, and the adapters alone in the subfolder `adapter`; a collective.
 
     Args:
         model: its parameters are of `dtype`.
@@ -24,6 +26,9 @@ def write_hf(model: MegatronModel, folder: Path, *, source: str, dtype: torch.dt
     """
     write_model_files(folder, source=source, dtype=dtype)
     write_weights(model, folder)
+    if model.adapters is not None:
+        exporter = Exporter(model, mapped=list(map_adapters(model)))
+        write_adapters(exporter.weights(), folder / "adapter", config=model.adapters.peft_config, base=source)
 
 
 def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> list[WrittenFiles]:

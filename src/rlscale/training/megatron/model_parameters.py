@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from rlscale.config import TrainConfig
 from rlscale.models.parameter_names import in_memory
+from rlscale.training.megatron.hf_mapping.adapter_mapping import map_adapters
 from rlscale.training.megatron.hf_mapping.mapping import OUTPUT_LAYER, OWN_PREFIX, MappedWeight, map_weights
+from rlscale.training.megatron.model.adapted_layers import find_layer_adapters
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.modules.freeze import trained_names
 
@@ -19,7 +21,7 @@ EMBEDDING = "embedding.word_embeddings.weight"
 
 def mapped_parameters(model: MegatronModel) -> Iterator[tuple[str, nn.Parameter, MappedWeight | None]]:
     """The rank's parameters with their names and weights; None for a value head, which Hugging Face does not have."""
-    by_name = {mapped.weight.megatron: mapped for mapped in map_weights(model.architecture)}
+    by_name = {mapped.weight.megatron: mapped for mapped in (*map_weights(model.architecture), *map_adapters(model))}
     if model.architecture.is_tied:
         # The last pipeline stage holds a copy of the embedding as its output layer.
         by_name[OUTPUT_LAYER] = by_name[EMBEDDING]
@@ -45,9 +47,17 @@ def _kind(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 def freeze_model(model: MegatronModel, train: TrainConfig) -> None:
     """Freezes the parameters that are not trained, by their names in transformers; a collective of all ranks.
 
+    Of a model with adapters only these are trained.
+
     Raises:
         ConfigError: as `trained_names`, on every rank.
     """
+    if model.adapters is not None:
+        adapters = {p for each in find_layer_adapters(model.chunks) for p in each.parameters()}
+        for _, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter in adapters)
+        _keep_gradients_of_recomputed_layers(model)
+        return
     if train.only_train_params is None and train.freeze_params is None:
         return
     own = {name: _transformers_names(name, mapped, model=model) for name, _, mapped in mapped_parameters(model)}

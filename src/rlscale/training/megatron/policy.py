@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.megatron.hooks import call_before_logprobs, call_before_step
+from rlscale.training.megatron.model.adapted_layers import adapters_off
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.megatron.model.output_head import OutputHead
 from rlscale.training.megatron.rank import MegatronRank
@@ -54,6 +55,11 @@ class MegatronPolicy:
         """See PolicyRole; the same on every stage. Records or replays the routes of tokens if configured. [T]"""
         with self._recording(rollout):
             return self._score(rollout, role="policy", entropies=entropies)
+
+    def compute_base_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """Logprobs without the adapters; the same on every stage. [T]"""
+        with adapters_off(self.model.chunks):
+            return self._score(rollout, role="reference")
 
     def compute_snapshot_logprobs(self, rollout: PackedRollout) -> Tensor:
         """Logprobs while the chunks hold the weights of an earlier version; the engine's routes are replayed. [T]"""

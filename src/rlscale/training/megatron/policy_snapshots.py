@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
+from rlscale.training.megatron.model.adapted_layers import find_layer_adapters
 from rlscale.training.megatron.policy import MegatronPolicy
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.rollout_state import PackedRollout
 
 
 class HostWeights:
-    """The rank's part of the weights of a model with the policy's shapes, in host memory.
+    """The rank's part of the weights of a model with the policy's shapes, in host memory, without adapters.
 
     Invariant: outside of `loaded_into` the chunks hold their own weights.
 
@@ -80,4 +81,7 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
 
 
 def _tensors(chunks: Sequence[nn.Module]) -> list[Tensor]:
-    return [tensor for chunk in chunks for tensor in (*chunk.parameters(), *chunk.buffers())]
+    # The policy gets its adapters after the host copies of other models; a rule excludes snapshots with adapters.
+    adapters = {parameter for each in find_layer_adapters(chunks) for parameter in each.parameters()}
+    tensors = (tensor for chunk in chunks for tensor in (*chunk.parameters(), *chunk.buffers()))
+    return [tensor for tensor in tensors if tensor not in adapters]

@@ -17,9 +17,11 @@ from rlscale.config.groups.megatron import RopeType
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.hooks import call_before_logprobs
+from rlscale.training.megatron.model.adapted_layers import adapters_off
 from rlscale.training.megatron.model.megatron_model import DTYPES, MegatronModel, build_model, configure_pipeline
 from rlscale.training.megatron.model.output_head import OutputHead
 from rlscale.training.megatron.parallel_dims import ParallelDims
+from rlscale.training.megatron.policy import MegatronPolicy
 from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.step import score_logprobs
@@ -69,7 +71,7 @@ class FrozenModel:
         if self.weights is None:
             yield
             return
-        with self.weights.loaded_into(self.model.chunks):
+        with self.weights.loaded_into(self.model.chunks), adapters_off(self.model.chunks):
             yield
 
     def add_to(self, offloader: Offloader, *, name: str) -> None:
@@ -124,6 +126,24 @@ class MegatronReference:
         with self.frozen.loaded():
             load_weights(folder / FOLDER, model=self.frozen.model)
             self.frozen.weights.copy_from(self.frozen.model.chunks)
+
+
+class MegatronBaseReference:
+    """The policy without its adapters; see `ReferenceRole`. Its weights are the policy's."""
+
+    def __init__(self, policy: MegatronPolicy) -> None:
+        self._policy = policy
+
+    def add_to(self, offloader: Offloader, *, name: str) -> None:
+        """Registers nothing: the parameters are the policy's."""
+
+    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """See ScoringRole. [T]"""
+        return self._policy.compute_base_logprobs(rollout)
+
+    def copy_policy(self) -> None:
+        """Never called: a config rule excludes `algo.ref_update_interval` with adapters."""
+        raise AssertionError("the base of adapters does not change")
 
 
 class MegatronTeacher:

@@ -6,11 +6,11 @@ A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -166,16 +166,28 @@ def save_adapters(model: nn.Module, folder: Path, *, base: str) -> None:
         folder: created if needed.
         base: Hugging Face folder or hub id of the model without adapters.
     """
-    named = adapter_tensors(model)
+    layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+    some = next(iter(layers.values()))
+    rank, alpha = (int(getattr(some, figure)[ADAPTER]) for figure in ("r", "lora_alpha"))
+    config = {"r": rank, "lora_alpha": alpha, "target_modules": sorted({name.split(".")[-1] for name in layers})}
+    write_adapters(adapter_tensors(model), folder, config=config, base=base)
+
+
+def write_adapters(named: Iterable[tuple[str, Tensor]], folder: Path, *, config: Mapping[str, Any], base: str) -> None:
+    """Like `save_adapters`, for adapters that rank 0 gets in full.
+
+    Args:
+        named: A and B under peft's names; iterated on all ranks.
+        folder: created if needed.
+        config: rank, alpha and layers, by peft's keys.
+        base: Hugging Face folder or hub id of the model without adapters.
+    """
     tensors = {name: full.float().cpu().contiguous() for name, full in named if dist.get_rank() == 0}
     if dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
-        some = next(iter(layers.values()))
-        rank, alpha = (int(getattr(some, figure)[ADAPTER]) for figure in ("r", "lora_alpha"))
-        config = _peft_config(rank, alpha, sorted({name.split(".")[-1] for name in layers}))
-        config.base_model_name_or_path, config.inference_mode = base, True
-        config.save_pretrained(str(folder))
+        written = _peft_config(config["r"], config["lora_alpha"], config["target_modules"])
+        written.base_model_name_or_path, written.inference_mode = base, True
+        written.save_pretrained(str(folder))
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     dist.barrier()
 
@@ -226,6 +238,11 @@ def _linear_layers(model: PreTrainedModel) -> set[str]:
 def _peft_name(name: str) -> str:
     """Name of an adapter's parameter in peft's files, which name neither the adapter nor our wrapper."""
     return _PREFIX + name.replace(f".{ADAPTER}.", ".")
+
+
+def peft_names(layer: str) -> tuple[str, str]:
+    """Names of A and B of a layer in peft's files."""
+    return f"{_PREFIX}{layer}.lora_A.weight", f"{_PREFIX}{layer}.lora_B.weight"
 
 
 def _is_adapter(name: str) -> bool:

@@ -53,6 +53,21 @@ CASES: list[tuple[str, Values, str, Values]] = [
         | {"model.num_key_value_heads": 8, "megatron.tensor_model_parallel_size": 8},
     ),
     (
+        "adapters_fit_layers_of_megatron",
+        {**MEGATRON, "train.lora.rank": 8, "model.megatron_to_hf_mode": "bridge"},
+        "model.megatron_to_hf_mode must be raw with train.lora.rank=8, got bridge; remove it; mbridge "
+        "knows no adapters",
+        {**MEGATRON, "train.lora.rank": 8},
+    ),
+    (
+        "adapters_fit_layers_of_megatron",
+        {**MEGATRON, "train.lora.rank": 8, "model.num_key_value_heads": 2, "megatron.tensor_model_parallel_size": 4},
+        "megatron.tensor_model_parallel_size must divide model.num_key_value_heads=2 with train.lora.rank=8, got 4; "
+        "set it to 2, or choose train=fsdp",
+        {**MEGATRON, "train.lora.rank": 8, "model.num_key_value_heads": 2, "megatron.tensor_model_parallel_size": 4}
+        | {"train.lora.target_modules": ["o_proj"]},
+    ),
+    (
         "expert_counts_are_consistent",
         {"model.num_experts": 8, "model.num_experts_per_tok": 9},
         "model.num_experts_per_tok must be at most model.num_experts=8, got 9",

@@ -212,9 +212,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "lora_is_supported",
+        {"train.lora.rank": 8, "train.keep_old_actor": True},
+        "train.keep_old_actor must be false with train.lora.rank=8, got true; keep one of them",
         {"train.lora.rank": 8, "train.backend": "megatron"},
-        "train.backend must be fsdp with train.lora.rank=8, got megatron; choose train=fsdp",
-        {"train.lora.rank": 8, "train.backend": "fsdp"},
     ),
     (
         "lora_is_supported",

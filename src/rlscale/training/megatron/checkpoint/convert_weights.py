@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 
-from rlscale.config import MegatronConfig, ModelConfig
+from rlscale.config import LoraConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
-from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights
+from rlscale.training.megatron.adapters import add_adapters
+from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights, saved_adapters
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
@@ -95,7 +96,8 @@ def convert_to_hf(
 ) -> ConversionReport:
     """Writes a Hugging Face folder from weights of Megatron-core; a collective of the world.
 
-    Each rank writes some of the weights of which it holds a shard, and receives their other shards.
+    Each rank writes some of the weights of which it holds a shard, and receives their other shards. Adapters of a
+    checkpoint are added to their weights.
 
     Args:
         source: from `convert_to_megatron`, the checkpoint of a trainer, or any other that `torch_dist_folder` accepts.
@@ -115,6 +117,12 @@ def convert_to_hf(
         raise DataError(f"{source} must {rule}, got no such file; name the model with --model")
     with megatron_device():
         built = _build_empty_model(hf_source, sizes=sizes, dtype=dtype, mode=mode)
+        adapters = saved_adapters(source)
+        if adapters is not None:
+            lora = LoraConfig(
+                rank=adapters["r"], alpha=adapters["lora_alpha"], target_modules=adapters["target_modules"]
+            )
+            built = add_adapters(built, hf_source, lora, seed=0)
         load_weights(source, model=built)
         if dist.get_rank() == 0:
             target.mkdir(parents=True)

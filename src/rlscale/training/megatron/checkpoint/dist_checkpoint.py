@@ -1,6 +1,6 @@
 """Saves and loads a trainer in Megatron-core's format, which any other parallel sizes can read.
 
-<folder>/trainer.json            format, ranks, optimiser steps and rollouts made
+<folder>/trainer.json            format, ranks, optimiser steps and rollouts made; rank, alpha and layers of adapters
 <folder>/torch_dist/             weights, master weights and moments by their position in the whole model (`torch_dist`,
                                  the optimiser's as `fully_reshardable`); some of its files are pickled, as the format
                                  demands, and are read with `restricted_pickle`
@@ -41,6 +41,7 @@ from rlscale.training.megatron.checkpoint.optimizer_state import (
     separate_step_counts,
 )
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
+from rlscale.training.megatron.model.adapted_layers import ADAPTERS
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.save_errors import named_cause
 from rlscale.training.trainer_state import (
@@ -53,7 +54,7 @@ from rlscale.training.trainer_state import (
     write_json,
 )
 
-FORMAT = "torch_dist"
+FORMAT, HEADER = "torch_dist", "trainer.json"
 
 
 class InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]  # Megatron-core has no types
@@ -127,7 +128,10 @@ def save_state(
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
     write_json(folder / "random" / f"rank_{rank}.json", {**get_random_state(), "megatron": states})
     if rank == 0:
-        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
+        header = {"format": FORMAT, "world_size": world_size, **asdict(progress)}
+        if model.adapters is not None:
+            header[ADAPTERS] = model.adapters.peft_config
+        write_json(folder / HEADER, header)
     dist.barrier()
 
 
@@ -164,7 +168,7 @@ def save_weights(folder: Path, *, model: MegatronModel, async_saver: AsyncSaver 
     if dist.get_rank() == 0:
         (folder / STATE).mkdir(parents=True)
         header = {"format": FORMAT, "world_size": dist.get_world_size(), **asdict(TrainerProgress())}
-        write_json(folder / "trainer.json", header)
+        write_json(folder / HEADER, header)
     dist.barrier()
     _write(_sharded_weights(model), folder, async_saver)
     dist.barrier()
@@ -182,6 +186,10 @@ def load_weights(folder: Path, *, model: MegatronModel, skip_prefix: str | None 
     if source is None:
         fix = "use a folder written by train=megatron or rlscale-convert, or a Hugging Face folder"
         raise DataError(f"{folder} must contain weights in Megatron-core's format (torch_dist), got none; {fix}")
+    if model.adapters is None and saved_adapters(folder) is not None:
+        # Megatron-core reads only what is requested: the base alone would be loaded.
+        fix = "convert it with rlscale-convert, which adds the adapters to the weights"
+        raise DataError(f"{folder} must contain weights without adapters, got a checkpoint of train.lora; {fix}")
     requested = _sharded_weights(model)
     if skip_prefix is not None:
         requested = {
@@ -194,8 +202,17 @@ def load_weights(folder: Path, *, model: MegatronModel, skip_prefix: str | None 
         chunk.load_state_dict(state[f"model{i}"], strict=skip_prefix is None)
 
 
+def saved_adapters(folder: Path) -> dict[str, Any] | None:
+    """Rank, alpha and layers of the adapters in a checkpoint, by peft's keys; None: it has none."""
+    source = torch_dist_folder(folder)
+    if source is None or not (source.parent / HEADER).is_file():
+        return None
+    found: dict[str, Any] | None = read_json(source.parent / HEADER).get(ADAPTERS)
+    return found
+
+
 def _read_header(folder: Path) -> dict[str, Any]:
-    header: dict[str, Any] = read_json(folder / "trainer.json")
+    header: dict[str, Any] = read_json(folder / HEADER)
     if header["format"] != FORMAT:
         fix = "use a checkpoint of train=megatron, or a Hugging Face folder"
         raise DataError(f"{folder} must be of format {FORMAT}, got {header['format']}; {fix}")

@@ -9,7 +9,7 @@ several receivers experts stay with their owners. Only if every rank needs all w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from rlscale.architectures.weight_names import TensorLayout
 from rlscale.errors import WeightSyncError
+from rlscale.training.megatron.hf_mapping.adapter_mapping import ModelShards
 from rlscale.training.megatron.hf_mapping.bridge import BridgeExporter
-from rlscale.training.megatron.hf_mapping.mapping import head_sizes, map_weights, shard_of_rank
+from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, head_sizes, map_weights, shard_of_rank
 from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.spec import WeightOwners
@@ -59,6 +60,7 @@ class Exporter:
         to: ranks that receive weights, layer by layer.
         bucket_bytes: limit of a rank's receive buffer; a single larger weight may exceed it.
         p2p: sends messages. None: the default process group.
+        mapped: parameters to export. None: all weights.
 
     Example:
         exporter = Exporter(model)
@@ -73,10 +75,11 @@ class Exporter:
         to: WeightOwners = WeightOwners.first,
         bucket_bytes: int = BUCKET_BYTES,
         p2p: P2P | None = None,
+        mapped: Sequence[MappedWeight] | None = None,
     ) -> None:
-        self._weights = dict(model.named_weights())
+        self._model = model
         self._sizes = head_sizes(model.architecture)
-        self._mapped = list(map_weights(model.architecture))
+        self._mapped = list(map_weights(model.architecture) if mapped is None else mapped)
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._p2p = p2p
         self._is_for_all = to == WeightOwners.every
@@ -96,12 +99,19 @@ class Exporter:
     def weights(self) -> Iterator[Named]:
         """The weights that this rank receives; a collective. A tensor is valid until the next one is requested.
 
-        A tied output layer is yielded once, as the embedding.
+        A tied output layer is yielded once, as the embedding. Adapters are merged into their weights.
 
         Raises:
             WeightSyncError: a weight arrives with another checksum than it was sent with.
         """
-        shards = {name: weight.detach().contiguous() for name, weight in self._weights.items()}
+        yield from self._gathered(ModelShards(self._model))
+
+    @torch.no_grad()
+    def base_weights(self) -> Iterator[Named]:
+        """Like `weights`, without the adapters."""
+        yield from self._gathered(ModelShards(self._model, is_merged=False))
+
+    def _gathered(self, shards: Mapping[str, Tensor]) -> Iterator[Named]:
         device = next(iter(shards.values())).device
         if self._is_for_all:
             yield from self._broadcast(shards, device)
@@ -156,8 +166,9 @@ class Exporter:
 
     def _own_shards(self) -> dict[str, _ShardInfo]:
         own: dict[str, _ShardInfo] = {}
+        weights = dict(self._model.named_weights())
         for mapped in self._mapped:
-            tensor = self._weights.get(mapped.weight.megatron)
+            tensor = weights.get(mapped.weight.megatron)
             if tensor is not None:
                 shard, is_whole = shard_of_rank(mapped), mapped.weight.layout == TensorLayout.whole
                 # A replicated weight has one part, which every rank holds.

@@ -54,7 +54,12 @@ def with_post_norm(linear: type[nn.Module], norm: type[nn.Module]) -> type[nn.Mo
             self.post_layernorm = norm(config=config, hidden_size=output_size, eps=config.layernorm_epsilon)
 
         def forward(self, input_: Tensor) -> tuple[Tensor, None]:
-            output, _ = super().forward(input_)
+            output, _ = self.project(input_)
             return self.post_layernorm(output), None
+
+        def project(self, input_: Tensor) -> tuple[Tensor, None]:
+            # Separate, for adapters: they are part of the product.
+            output, bias = super().forward(input_)
+            return output, bias
 
     return RowParallelLinearNorm

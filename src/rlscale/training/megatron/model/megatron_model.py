@@ -21,6 +21,7 @@ from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.loss.user_hooks import NO_CUSTOM
 from rlscale.training.megatron.hooks import ChunkBuilder
+from rlscale.training.megatron.model.adapted_layers import AdapterSettings
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.layer_specs import block_spec
 from rlscale.training.megatron.model.mla import set_positions
@@ -104,6 +105,7 @@ class MegatronModel:
     chunks: list[MegatronDecoder]
     architecture: MegatronArchitecture
     uses_bridge: bool = False  # mbridge converts its weights
+    adapters: AdapterSettings | None = None  # None: all weights are trained
 
     @property
     def config(self) -> TransformerConfig:
@@ -125,6 +127,12 @@ class MegatronModel:
         for chunk in self.chunks:
             for name, parameter in chunk.named_parameters():
                 yield self._global_name(chunk, name), parameter
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The rank's modules under names like those of the parameters."""
+        for chunk in self.chunks:
+            for name, module in chunk.named_modules():
+                yield self._global_name(chunk, name), module
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters and the only buffer that belongs to the weights: the bias with which experts are chosen.

@@ -1,0 +1,56 @@
+"""The adapters of a Megatron-core model under both names, and weights with the adapters added to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from rlscale.architectures.weight_names import TensorLayout, Weight
+from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, map_weights
+from rlscale.training.megatron.model.adapted_layers import ADAPTERS, LayerAdapters
+from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.modules.lora import peft_names
+
+
+def map_adapters(model: MegatronModel) -> Iterator[MappedWeight]:
+    """A and B of every layer of the whole model, in the order of its weights; nothing without adapters."""
+    layers = set() if model.adapters is None else set(model.adapters.layers)
+    for mapped in map_weights(model.architecture) if layers else ():
+        own, layout = mapped.weight.megatron.removesuffix(".weight"), mapped.weight.layout
+        # An adapter belongs to one projection of a fused layer, so its B is divided as the rows of a simple layer are.
+        rows = TensorLayout.rows if layout in (TensorLayout.qkv, TensorLayout.gated) else layout
+        layouts = {TensorLayout.columns: (layout, TensorLayout.whole)}.get(layout, (TensorLayout.whole, rows))
+        for name in mapped.weight.hf:
+            layer = name.removesuffix(".weight")
+            if layer not in layers:
+                continue
+            for half, hf_name, of_half in zip("ab", peft_names(layer), layouts, strict=True):
+                path = f"{own}.{ADAPTERS}.{layer.split('.')[-1]}.{half}"
+                yield MappedWeight(weight=Weight(megatron=path, hf=(hf_name,), layout=of_half), layer=mapped.layer)
+
+
+class ModelShards(Mapping[str, Tensor]):
+    """The rank's shards of a model's weights by Megatron-core's names, merged with their adapters on request.
+
+    Args:
+        model: with or without adapters.
+        is_merged: False: without the adapters.
+    """
+
+    def __init__(self, model: MegatronModel, *, is_merged: bool = True) -> None:
+        self._weights = {name: weight.detach() for name, weight in model.named_weights()}
+        self._adapters: dict[str, LayerAdapters] = {}
+        for name, module in model.named_modules() if is_merged and model.adapters is not None else ():
+            if isinstance(module, LayerAdapters):
+                self._adapters[f"{name.removesuffix(f'.{ADAPTERS}')}.weight"] = module
+
+    def __getitem__(self, name: str) -> Tensor:
+        weight, adapters = self._weights[name], self._adapters.get(name)
+        return (weight if adapters is None else adapters.merge(weight)).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
