@@ -221,6 +221,8 @@ def adapters_can_be_sent_alone(config: RunConfig) -> list[Problem]:
     if not lora.rank or lora.sync != LoraSync.adapter or not uses_engines(config):
         return []
     path, fix = "train.lora.sync", "set train.lora.sync=merged"
+    if lora.shared_base:
+        fix += " and train.lora.shared_base=false"
     engine = EngineKind.external if uses_external_engines(config) else config.rollout.engine
     problems = []
     if engine != EngineKind.embedded:
