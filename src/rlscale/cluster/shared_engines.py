@@ -99,6 +99,12 @@ class SharedEngineSet:
         self._servers = RayEngines(launch, spec.layout, bundles, log_folder=spec.log_folder, on_killed=_raise)
         self.addresses = await self._servers.start()
 
+    async def restart_dead(self) -> None:
+        """Starts dead engines again. Jobs without fault tolerance fail with them, but not the next job."""
+        assert self._servers is not None, "a lease exists"
+        for index in await self._servers.find_dead():
+            await self.restart(index, self.addresses[index].url)
+
     async def restart(self, index: int, url: str) -> None:
         """Starts an engine again, unless another job has done so since `url` was its address."""
         assert self._servers is not None, "a lease exists"
@@ -142,6 +148,11 @@ class _EngineHost:
     async def acquire(self, spec: SharedSpec, holder: Any) -> HostLease:
         request = LeaseRequest(key=spec.key, job=spec.job, num_adapters=spec.num_adapters, details=spec)
         lease = await self._leases.acquire(request)
+        try:
+            await lease.engines.restart_dead()
+        except BaseException:
+            await self._leases.release(lease.number)
+            raise
         self._watches[lease.number] = asyncio.create_task(self._watch(lease.number, holder))
         return self._describe(lease.number)
 
@@ -185,8 +196,8 @@ class _LeaseHolder:
         """Returns while the process lives."""
 
 
-EngineHost: Any = ray.remote(num_cpus=0)(_EngineHost)  # type: ignore[call-overload]
-LeaseHolder: Any = ray.remote(num_cpus=0)(_LeaseHolder)  # type: ignore[call-overload]
+EngineHost: Any = ray.remote(num_cpus=0)(_EngineHost)
+LeaseHolder: Any = ray.remote(num_cpus=0)(_LeaseHolder)
 
 
 @contextmanager

@@ -12,9 +12,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, read_write
 
 from rlscale.config.errors import COMMAND_LINE
+from rlscale.config.hydra.sweep.separate_jobs import SeparateJobs
 from rlscale.config.rules.conditions import shares_base
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
@@ -64,6 +66,13 @@ def shared_ray(master: DictConfig, configs: Sequence[RunConfig], share_ray: Shar
         with read_write(master):
             master.hydra.launcher.n_jobs = given or number
         yield
+
+
+def separated(master: DictConfig, launcher: Launcher) -> Launcher:
+    """The launcher of a sweep; with `hydra/launcher=ray` a job whose process dies leaves the others running."""
+    if master.hydra.runtime.choices["hydra/launcher"] != NAME:
+        return launcher
+    return SeparateJobs(launcher, num_at_once=int(master.hydra.launcher.n_jobs))
 
 
 def _check_nothing_shared(configs: Sequence[RunConfig]) -> None:

@@ -36,10 +36,11 @@ def test_the_jobs_of_a_sweep_share_engines_and_each_trains_as_it_does_alone(tmp_
     done = run_command(tmp_path, "-m", *launcher, f"optim.lr={RATES[0]},{RATES[1]}", "logging=plain")
     jobs = [json.loads((tmp_path / "sweep" / "jobs" / f"{index}.json").read_text()) for index in range(2)]
     runs = [tmp_path / job["run_dir"] for job in jobs]
-    assert done.stderr.count("shares engine 0 with other jobs of the sweep") == 2, done.stderr
+    printed = done.stdout + done.stderr
+    assert printed.count("shares engine 0 with other jobs of the sweep") == 2, printed
     assert len(list(tmp_path.glob("runs/*/logs/engine_0_server.log"))) == 1, "one job starts the engine"
     alone = run_command(tmp_path, f"optim.lr={RATES[1]}", "run.dir=alone", "logging=plain")
-    assert "no other job shares engines with this run" in alone.stderr
+    assert "no other job shares engines with this run" in alone.stdout + alone.stderr
     shared, expected = metrics_of(runs[1]), metrics_of(tmp_path / "alone")
     assert len(expected) == 3 and shared == expected, "equal to the last bit"
     assert metrics_of(runs[0]) != expected
