@@ -65,7 +65,12 @@ class AdapterStore:
         kept = self._versions.setdefault(update.name, {})
         kept.pop(update.version, None)
         kept[update.version] = LoraAdapter(
-            name=update.name, version=update.version, scale=scale, factors=factors, checksums=dict(update.checksums)
+            name=update.name,
+            version=update.version,
+            scale=scale,
+            factors=factors,
+            checksums=dict(update.checksums),
+            is_finite=all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()),
         )
         for version in list(kept)[: -update.num_kept]:
             del kept[version]

@@ -47,6 +47,7 @@ class LoraAdapter:
     scale: float  # alpha / rank, applied once, where a pass adds the adapter
     factors: Mapping[str, LoraFactors]  # by the first layer of a projection
     checksums: Mapping[str, str]  # of the tensors as they were sent
+    is_finite: bool = True  # whether all its values are numbers
 
 
 class RowAdapters:
@@ -138,8 +139,11 @@ class AdapterStacks:
         self._last: AdapterStack | None = None
 
     def find(self, adapters: Sequence[LoraAdapter]) -> AdapterStack | None:
-        """A stack with at least these adapters; None: their scales differ."""
-        if len({adapter.scale for adapter in adapters}) > 1:
+        """A stack with at least these adapters; None: their scales differ, or one is not finite.
+
+        0 times NaN is NaN: an adapter that has diverged would end the requests of all others.
+        """
+        if len({adapter.scale for adapter in adapters}) > 1 or not all(adapter.is_finite for adapter in adapters):
             return None
         last = self._last
         # Adapters without a row only cost time, until they are half of the stack.
@@ -152,7 +156,7 @@ class StackedRows(RowAdapters):
     """The same with a stack, in two products."""
 
     def __init__(self, stack: AdapterStack, masks: Mapping[tuple[int, ...], Tensor]) -> None:
-        """`masks`: for each combination of ranks, 1 in the columns of a row's adapter. [N, R]"""
+        """`masks`: for each combination of ranks, true in the columns of a row's adapter. [N, R]"""
         super().__init__(())
         self._stack, self._masks = stack, masks
 
@@ -171,7 +175,11 @@ class StackedRows(RowAdapters):
         factors = self._stack.find(layer)
         if factors is None:
             return out_NO
-        h_NR = factors.shrink(x_NI) * self._masks[self._stack.ranks(layer)]
+        h_NR = factors.shrink(x_NI)
+        # Not a product with the mask: another adapter may overflow in this row.
+        h_NR = torch.where(
+            self._masks[self._stack.ranks(layer)], h_NR, torch.zeros((), dtype=h_NR.dtype, device=h_NR.device)
+        )
         return out_NO + factors.expand(h_NR) * self._stack.scale
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.row_adapters import AdapterStack, AdapterStacks
@@ -101,6 +102,25 @@ def test_a_compact_batch_computes_the_adapters_of_all_jobs_at_once(open_schedule
         assert got.output_ids == expected.output_ids
         assert got.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
     assert len({tuple(each.output_ids) for each in alone.values()}) == 3
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_job_that_diverged_does_not_end_the_requests_of_another(
+    open_scheduler: OpenScheduler, deterministic: bool
+) -> None:
+    scheduler = open_scheduler(deterministic=deterministic, max_adapters=4)
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors_of(scheduler, 0).items()}
+    load(scheduler, update_of(broken, name="a"))
+    load(scheduler, update_of(tensors_of(scheduler, 1), name="b"))
+    expected = answer(scheduler, "b")
+    scheduler.call(lambda: scheduler.pause("retract")).result(timeout=60)
+    futures = [scheduler.submit(replace(make_request(PROMPT, **GREEDY), adapter=name)) for name in "ab"]
+    scheduler.call(scheduler.resume).result(timeout=60)
+    with pytest.raises(Refused, match="logprobs must be finite"):
+        futures[0].result(timeout=60)
+    (got,) = futures[1].result(timeout=60)
+    assert got.output_ids == expected.output_ids
+    assert got.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
 
 def test_a_stack_is_kept_while_it_has_all_adapters_and_few_others(open_scheduler: OpenScheduler) -> None:
