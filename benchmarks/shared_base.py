@@ -1,8 +1,9 @@
 """Generation of several jobs with adapters on one base: in shared engines at once, and one job after another.
 
 Four jobs with a LoRA adapter each want 8 sequences of 128 tokens from a model of 50 million parameters
-(`train.lora.shared_base`). One after another: each job's requests run alone, in an engine of its own size. Shared: the
-requests of all jobs run at once in one engine. Start-ups are not measured. The ways alternate; medians are compared.
+(`train.lora.shared_base`). One after another: each job's requests run alone, in an engine with slots for one job.
+Shared: the requests of all jobs run at once in one engine. Start-ups are not measured. The ways alternate; medians are
+compared.
 The limit of the machine is what one forward pass of transformers over 32 sequences saves over four passes over 8. A
 whole step adds the training of each job, which nothing shares: the forward and backward pass of its adapter, measured
 alone and added four times.
@@ -61,7 +62,7 @@ PASSES = 20  # of the plain forward, of which the median is one round
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """A kind of decode batch. Engines of its own size have as many slots as a job has sequences."""
+    """A kind of decode batch. An engine for one job has a slot for each of its sequences."""
 
     name: str
     flag: str

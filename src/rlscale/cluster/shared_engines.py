@@ -75,7 +75,7 @@ class HostLease:
 
 
 class SharedEngineSet:
-    """The engines of one base, on their own placement group, in the process of the host."""
+    """The engines of one base in the process of the host, on a separate placement group."""
 
     def __init__(self, spec: SharedSpec, *, max_adapters: int) -> None:
         self._spec, self._max_adapters = spec, max_adapters

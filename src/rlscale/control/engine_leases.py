@@ -20,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from rlscale.errors import WorkerError
 from rlscale.weight_types import POLICY_ADAPTER
 
-ROOM_TIMEOUT_S = 60.0
+CAPACITY_TIMEOUT_S = 60.0
 """Time in which a job that has just been killed must have given up its adapters."""
 
 
@@ -41,7 +41,7 @@ SetT = TypeVar("SetT", bound=EngineSet)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRequest:
-    """What a job needs."""
+    """Needs of a job."""
 
     key: str  # equal for jobs with the same base and the same settings of the engines
     job: str  # name of the run, for messages and the name of its adapter
@@ -67,13 +67,13 @@ class EngineLeases(Generic[SetT]):
     Args:
         make: engines for a first lease, not yet started.
         max_adapters: versions that an engine may hold for all jobs together.
-        room_timeout_s: a lease waits this long for others to end.
+        capacity_timeout_s: a lease waits this long for others to end.
     """
 
     def __init__(
-        self, make: Callable[[LeaseRequest], SetT], *, max_adapters: int, room_timeout_s: float = ROOM_TIMEOUT_S
+        self, make: Callable[[LeaseRequest], SetT], *, max_adapters: int, capacity_timeout_s: float = CAPACITY_TIMEOUT_S
     ) -> None:
-        self._make, self._max_adapters, self._room_timeout_s = make, max_adapters, room_timeout_s
+        self._make, self._max_adapters, self._capacity_timeout_s = make, max_adapters, capacity_timeout_s
         self._sets: dict[str, SetT] = {}
         self._leases: dict[int, Lease[SetT]] = {}
         self._numbers = itertools.count(1)
@@ -84,15 +84,15 @@ class EngineLeases(Generic[SetT]):
         """Starts the engines, or waits until another job has started them.
 
         Raises:
-            WorkerError: they did not start, or have no room for the adapters of this job.
+            WorkerError: they did not start, or cannot hold the adapters of this job, too.
         """
         async with self._locks[request.key]:
             if request.key not in self._sets:
                 self._sets[request.key] = await self._start(request)
             try:
-                await asyncio.wait_for(self._wait_for_room(request), self._room_timeout_s)
+                await asyncio.wait_for(self._wait_for_capacity(request), self._capacity_timeout_s)
             except TimeoutError:
-                raise self._no_room(request) from None
+                raise self._lacks_capacity(request) from None
             number = next(self._numbers)
             lease = Lease(
                 number=number,
@@ -133,7 +133,7 @@ class EngineLeases(Generic[SetT]):
             raise
         return engines
 
-    async def _wait_for_room(self, request: LeaseRequest) -> None:
+    async def _wait_for_capacity(self, request: LeaseRequest) -> None:
         async with self._released:
             await self._released.wait_for(lambda: self._count(request.key) + request.num_adapters <= self._max_adapters)
 
@@ -144,7 +144,7 @@ class EngineLeases(Generic[SetT]):
         """Versions that the jobs of a set may keep in each engine."""
         return sum(lease.request.num_adapters for lease in self._of(key))
 
-    def _no_room(self, request: LeaseRequest) -> WorkerError:
+    def _lacks_capacity(self, request: LeaseRequest) -> WorkerError:
         others = ", ".join(lease.request.job for lease in self._of(request.key)) or "no other job"
         return WorkerError(
             "the shared engines",

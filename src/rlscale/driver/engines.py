@@ -374,7 +374,7 @@ def build_servers(
 def _shared_spec(prepared: PreparedRun, layout: Layout, *, log_folder: Path) -> SharedSpec:
     """The engines that this job shares with those whose spec has an equal key."""
     config = prepared.config
-    # Cores as for engines of its own, so that the results are those of the same run alone.
+    # As many cores as its engines have alone, so that the results are those of the same run alone.
     num_threads = cores_per_engine(replace(prepared.layout, num_engines=layout.num_engines))
     launch = build_launch(config, model_path=prepared.model_path, num_threads=num_threads)
     assert isinstance(launch, EmbeddedLaunch) and config.run.name is not None, "a rule and the resolve step require it"

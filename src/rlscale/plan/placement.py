@@ -164,7 +164,7 @@ def build_layout(config: RunConfig) -> Layout:
 
 
 def engine_layout(layout: Layout) -> Layout:
-    """The engines of a layout on their own placement group, as the jobs of a sweep share them."""
+    """The engines of a layout on a separate placement group, as the jobs of a sweep share them."""
     return Layout(
         num_trainers=0,
         num_engines=layout.num_engines,

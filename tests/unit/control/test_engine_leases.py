@@ -43,7 +43,7 @@ class Host:
     sets: list[RecordedSet] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.leases = EngineLeases(self._make, max_adapters=self.max_adapters, room_timeout_s=0.2)
+        self.leases = EngineLeases(self._make, max_adapters=self.max_adapters, capacity_timeout_s=0.2)
 
     def _make(self, request: LeaseRequest) -> RecordedSet:
         self.sets.append(RecordedSet(request.key, self.calls, fails=request.key in self.failing))

@@ -54,10 +54,10 @@ class AdapterStore:
 
         Raises:
             BadRequest: the adapter does not fit this model.
-            Refused: the versions of other names leave no room for it.
+            Refused: the versions of other names are already as many as fit.
             WeightSyncError: a tensor has another checksum than it was sent with; the message names it.
         """
-        self._require_room(update)
+        self._require_capacity(update)
         tensors = _read(update)
         self._verify(tensors, update.checksums)
         rank, scale = _rank_and_scale(update.config)
@@ -107,7 +107,7 @@ class AdapterStore:
         """Whether several senders share the base: none of them may change it, or stop requests of the others."""
         return self._max_versions is not None
 
-    def _require_room(self, update: AdapterUpdate) -> None:
+    def _require_capacity(self, update: AdapterUpdate) -> None:
         if self._max_versions is None:
             return
         own = {*self._versions.get(update.name, ()), update.version}

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 
 class SeparateJobs(Launcher):
-    """Runs each job of the joblib launcher in a pool of its own: joblib ends all jobs when the process of one dies."""
+    """Runs each job of the joblib launcher in a separate pool: joblib ends all jobs when the process of one dies."""
 
     def __init__(self, inner: Any, *, num_at_once: int) -> None:
         """Args: inner: joblib's launcher, which runs the one job of each process there."""
