@@ -32,6 +32,7 @@ from machine import busy_note, machine, sentence
 from safetensors.torch import save
 
 from rlscale.algo.checksum import checksum
+from rlscale.cluster.ray_session import PASSIVE_OMP_ENV
 from rlscale.config import LoraConfig, ModelBuild, ModelConfig
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.ports import free_port
@@ -87,6 +88,9 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if not os.environ.items() >= PASSIVE_OMP_ENV.items():
+        # As in a run: OpenMP reads it when torch is loaded, and threads that spin take the cores of the others.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **PASSIVE_OMP_ENV})
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fields: dict[str, Any] = {"max_position_embeddings": 512, **MODEL}
