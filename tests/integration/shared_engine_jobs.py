@@ -124,9 +124,10 @@ def loaded(address: EngineAddress) -> list[str]:
 
 def is_up(address: EngineAddress) -> bool:
     try:
-        return bool(loaded(address)) or True
+        loaded(address)
     except EngineError:
         return False
+    return True
 
 
 def read_line(job: "subprocess.Popen[str]") -> str:
