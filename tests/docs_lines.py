@@ -80,6 +80,7 @@ BY_TESTS: dict[str, str] = {
     r"\+experiment=quickstart gateway\.enabled=true .*": "tests/integration/test_gateway.py",
     r"-m algo\.eps_clip=.*": "tests/integration/test_parallel_sweeps.py",
     r"-m (hydra/launcher=(joblib|ray) .*)?algo=grpo,gspo train\.seed=1,2": "tests/integration/test_parallel_sweeps.py",
+    r"-m hydra/launcher=ray optim\.lr=.* train\.lora\.shared_base=true": "tests/integration/test_shared_engines.py",
     r"-m hydra/sweeper=optuna .*": "tests/integration/test_sweeps.py",
     r"rollout=sglang( sglang\.page_size=.*)?": "tests/integration/test_sglang.py",
     r"rollout=sglang cluster\.rollout_num_gpus=.*": "tests/integration/test_sglang.py",

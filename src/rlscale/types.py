@@ -465,8 +465,7 @@ class StepPlan:
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
     num_trajectories: int  # with at least one trainable token
     num_tokens: int  # trainable
-    # The same samples on the same ranks, for passes without gradient; None: as `microbatches`
-    scoring: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    scoring: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # of passes without gradient; None: the same
 
     @property
     def sample_indices(self) -> Iterator[int]:
@@ -497,3 +496,4 @@ class EngineAddress:
     num_ranks: int = 1  # processes that join a weight group
     api_key: str | None = field(default=None, repr=False)
     proxy: str | None = field(default=None, repr=False)  # HTTP proxy on the way to it; None: direct requests
+    adapter: str | None = None  # this run's, on an engine that the jobs of a sweep share; None: it is the run's own

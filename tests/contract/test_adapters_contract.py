@@ -1,7 +1,9 @@
 """Loading of adapters over HTTP, the same for the servers of this package."""
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +53,13 @@ def tensors(scale: float = 0.5) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in shapes.items()}
 
 
+def adapter_update(version: int, scale: float) -> AdapterUpdate:
+    """An update whose size of the tensors is `scale`."""
+    sent = tensors(scale)
+    checksums = {name: checksum(tensor) for name, tensor in sent.items()}
+    return update(version, payload=base64.b64encode(save(sent)).decode(), checksums=checksums)
+
+
 def update(version: int, **changes: Any) -> AdapterUpdate:
     sent = tensors()
     fields = {
@@ -77,6 +86,37 @@ async def test_requests_without_a_name_use_the_newest_version(engine: HttpEngine
         assert after.logprobs != before.logprobs
         body = {"input_ids": PROMPT, "lora_path": "policy@8", "sampling_params": {"max_new_tokens": 2}}
         assert (await wire.post("/generate", body))[1]["meta_info"]["weight_version"] == "8"
+
+
+async def test_the_adapters_of_two_jobs_do_not_meet(engine: HttpEngine, wire: Wire, ours: Target) -> None:
+    """Each has the logprobs that it has alone, and the end of one job leaves the requests of the other."""
+    names = ("policy-a-1", "policy-b-2")
+    jobs = [HttpEngine(EngineAddress(name="engine 0", url=ours.url, adapter=name), timeout_s=30) for name in names]
+    params = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True)
+    alone = []
+    for job, name, scale in zip(jobs, names, (0.5, 1.5), strict=True):
+        await job.load_adapter(replace(adapter_update(3, scale), name=name))
+        alone.append((await job.generate(PROMPT, params))[0])
+    together = await asyncio.gather(*[job.generate(PROMPT, params, n=2) for job in jobs])
+    for answers, expected in zip(together, alone, strict=True):
+        assert [(each.output_ids, each.logprobs) for each in answers] == [(expected.output_ids, expected.logprobs)] * 2
+    if ours.kind == "embedded":
+        assert alone[0].logprobs != alone[1].logprobs and set(alone[0].weight_versions) == {3}
+    await jobs[0].load_adapter(replace(adapter_update(4, 0.7), name=names[0]))
+    assert [await job.weight_version() for job in jobs] == [4, 3]
+    long = SamplingParams(max_new_tokens=ours.long_answer, temperature=0.0, ignore_eos=True)
+    running = asyncio.ensure_future(jobs[1].generate(PROMPT, long, rid="train-0"))
+    while (await wire.get("/v1/loads"))[1]["loads"][0]["num_running_reqs"] == 0:
+        await asyncio.sleep(0.01)
+    await jobs[0].abort()
+    await jobs[0].unload_adapter(names[0])
+    with pytest.raises(EngineError, match="lora_path must be a loaded adapter"):
+        await jobs[0].generate(PROMPT, params)
+    (answer,) = await running
+    assert answer.finish_reason == "length" and answer.output_ids[: len(alone[1].output_ids)] == alone[1].output_ids
+    await jobs[1].unload_adapter(names[1])
+    for job in jobs:
+        await job.close()
 
 
 async def test_names_that_are_not_loaded_and_pickles_are_refused(engine: HttpEngine, wire: Wire) -> None:

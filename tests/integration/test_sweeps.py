@@ -313,6 +313,13 @@ def test_jobs_of_one_ray() -> None:
         sweep("hydra/launcher=ray", "hydra.launcher.n_jobs=-1", "algo.eps_clip=0.1,0.2")
 
 
+def test_jobs_that_share_engines_need_one_ray() -> None:
+    rule = r"train\.lora\.shared_base must be false in a sweep without hydra/launcher=ray, got true; add "
+    shared = ("train.lora.rank=4", "train.lora.sync=adapter", "train.lora.shared_base=true")
+    with pytest.raises(ConfigError, match=rule):
+        sweep(*shared, "algo.eps_clip=0.1,0.2")
+
+
 def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="<folder> must be the folder of a sweep"):
         read_sweep(tmp_path)

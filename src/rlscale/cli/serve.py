@@ -42,7 +42,7 @@ log = logging.getLogger("rlscale.serve")
 
 EXIT_USAGE = 2
 
-COUNTS = ("num_slots", "max_cached_tokens", "max_context_len", "num_threads")
+COUNTS = ("num_slots", "max_cached_tokens", "max_context_len", "num_threads", "max_adapters")
 """Arguments that are positive numbers."""
 
 
@@ -92,6 +92,13 @@ def make_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="responses depend on weights, prompt, parameters and seed only; without it, fewer rows are computed",
+    )
+    add(
+        "--max-adapters",
+        type=int,
+        default=None,
+        help="maximum versions of LoRA adapters over all names, on a base that several jobs share: requests name an "
+        "adapter, and the base cannot be changed; default: no limit, one job",
     )
     add("--weight-version", default="0", help="initial version of the weights")
     add("--parent-death", action="store_true", help="exit when the parent process dies")
@@ -194,6 +201,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         num_threads=num_useful_threads(decoder.weights.values(), max_threads=max_threads),
         seed=args.seed,
         eos_ids=eos_ids(args.model_path, config.raw),
+        max_adapters=args.max_adapters,
     )
     error_handler = _DecodeErrorHandler()
     codec = load_codec(Path(args.model_path))

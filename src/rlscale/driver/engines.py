@@ -18,10 +18,11 @@ from rlscale.cluster.ray_engines import RayEngines, cores_per_engine
 from rlscale.cluster.ray_posters import RayPosters
 from rlscale.cluster.ray_router import RayRouter
 from rlscale.cluster.ray_session import Bundles
+from rlscale.cluster.shared_engines import SharedEngines, SharedSpec
 from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
-from rlscale.config.rules import num_gpus_per_node, uses_engines
+from rlscale.config.rules import num_gpus_per_node, shares_base, uses_engines
 from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import NODE_DEATH, EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
@@ -70,7 +71,7 @@ class RunEngines:
     ) -> None:
         self._config, self._restarts, self._report = prepared.config, restarts, report
         self._model_path = prepared.model_path
-        self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow)
+        self._servers = build_servers(prepared, bundles, log_folder=log_folder, on_killed=restarts.allow, report=report)
         self._router = build_router(prepared, self._servers, log_folder=log_folder, on_killed=restarts.allow)
         self._router_address: EngineAddress | None = None
         self._posters: RayPosters | None = None
@@ -216,6 +217,8 @@ class RunEngines:
 
     def watch(self) -> Coroutine[Any, Any, None]:
         """Raises WorkerError when an engine or the router dies."""
+        if isinstance(self._servers, SharedEngines):
+            return self._servers.watch()  # their actors are not known yet
         return watch_engines(self._named_actors)
 
     async def find_dead(self) -> WorkerError | None:
@@ -338,12 +341,22 @@ def build_client(
 
 
 def build_servers(
-    prepared: PreparedRun, bundles: Bundles, *, log_folder: Path, on_killed: Callable[[WorkerError], None]
-) -> RayEngines | ElasticEngines | ExternalEngines:
+    prepared: PreparedRun,
+    bundles: Bundles,
+    *,
+    log_folder: Path,
+    on_killed: Callable[[WorkerError], None],
+    report: Callable[[str], None],
+) -> RayEngines | ElasticEngines | ExternalEngines | SharedEngines:
     """The servers of a run, not yet started; with `rollout.engine=external` those that already run."""
     config = prepared.config
     if config.rollout.engine == EngineKind.external and uses_engines(config):
         return ExternalEngines(config.rollout.external_engine_addrs or [], proxy=config.network.http_proxy)
+    if prepared.shared_engines is not None:
+        spec = _shared_spec(prepared, prepared.shared_engines, log_folder=log_folder)
+        return SharedEngines(spec, report=report, on_killed=on_killed)
+    if shares_base(config):
+        report("train.lora.shared_base: no other job shares engines with this run, which starts its own")
     launch = build_launch(config, model_path=prepared.model_path, num_threads=cores_per_engine(prepared.layout))
     if prepared.substitutes is not None:
         launch = prepared.substitutes.launch(launch)
@@ -358,16 +371,34 @@ def build_servers(
     return ElasticEngines(fixed, one, number, resource=bundles.resource, make_engine=make) if number else fixed
 
 
+def _shared_spec(prepared: PreparedRun, layout: Layout, *, log_folder: Path) -> SharedSpec:
+    """The engines that this job shares with those whose spec has an equal key."""
+    config = prepared.config
+    # As many cores as its engines have alone, so that the results are those of the same run alone.
+    num_threads = cores_per_engine(replace(prepared.layout, num_engines=layout.num_engines))
+    launch = build_launch(config, model_path=prepared.model_path, num_threads=num_threads)
+    assert isinstance(launch, EmbeddedLaunch) and config.run.name is not None, "a rule and the resolve step require it"
+    return SharedSpec(
+        # Every request of a run has its own seed.
+        launch=replace(launch, seed=0),
+        layout=layout,
+        cluster=config.cluster,
+        job=config.run.name,
+        num_adapters=config.rollout.max_staleness + 1,
+        log_folder=log_folder,
+    )
+
+
 def build_router(
     prepared: PreparedRun,
-    servers: RayEngines | ElasticEngines | ExternalEngines,
+    servers: RayEngines | ElasticEngines | ExternalEngines | SharedEngines,
     *,
     log_folder: Path,
     on_killed: Callable[[WorkerError], None],
 ) -> RayRouter | None:
     """The router of a run, not yet started; None: `router.enabled` is false, or the run starts no engines."""
     config = prepared.config
-    if not config.router.enabled or not servers.names or isinstance(servers, ExternalEngines):
+    if not config.router.enabled or not servers.names or isinstance(servers, ExternalEngines | SharedEngines):
         return None
     if config.router.use_middleware_router:
         launch: RouterLaunch = MiddlewareRouterLaunch(

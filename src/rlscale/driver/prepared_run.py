@@ -19,7 +19,7 @@ from rlscale.errors import ConfigError, Problem
 from rlscale.evaluation.load_sets import EvalSet, load_eval_sets
 from rlscale.models.hf_models import load_hf_fields, load_tokenizer
 from rlscale.observe.evaluation_files import Measured
-from rlscale.plan.placement import Layout, build_layout
+from rlscale.plan.placement import Layout, build_layout, engine_layout
 from rlscale.plugins.args_view import Args
 from rlscale.protocols import PromptSource, RolloutSource
 from rlscale.rewards import RunReward, find_row_types, needs_no_process, prepare_reward, wrap_reward
@@ -57,6 +57,7 @@ class PreparedRun:
     policy_cost: ForwardCost | None  # of the policy, for its MFU; None: config.json does not have the sizes
     substitutes: Substitutes | None = None  # None: no rehearsal
     measured: Measured | None = None  # origin of the weights of a run that only evaluates
+    shared_engines: Layout | None = None  # of engines that other jobs of the sweep use, too; None: the run has its own
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +78,10 @@ class PreparedRun:
             for each in self.eval_sets
         )
         return replace(self, reward=reward, eval_sets=sets, substitutes=substitutes)
+
+    def with_shared_engines(self) -> PreparedRun:
+        """The run as a job of a sweep whose jobs share engines: its own placement group has none."""
+        return replace(self, shared_engines=engine_layout(self.layout), layout=replace(self.layout, num_engines=0))
 
     @property
     def held_out(self) -> dict[str, Sequence[Prompt]]:

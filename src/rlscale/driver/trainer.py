@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from rlscale.checkpoint.run_folder import RunFolder
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.cluster.ray_session import RaySession, ray_session
+from rlscale.cluster.shared_engines import finds_host
 from rlscale.config import (
     RunConfig,
     has_zero_reward,
@@ -28,7 +29,7 @@ from rlscale.config import (
     to_yaml,
     uses_teacher,
 )
-from rlscale.config.rules import overlaps
+from rlscale.config.rules import overlaps, shares_base
 from rlscale.control.ci_checks import check_metric
 from rlscale.control.loop_config import Progress
 from rlscale.control.oom_advice import with_memory_advice
@@ -132,6 +133,8 @@ class Trainer:
             prepared = prepare_run(config, _starting_model(config, session))
             if self._substitutes is not None:
                 prepared = prepared.with_substitutes(self._substitutes)
+            elif shares_base(config) and finds_host():
+                prepared = prepared.with_shared_engines()
             if self._measured is not None:
                 prepared = replace(prepared, measured=self._measured)
             session.wait()

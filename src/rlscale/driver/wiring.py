@@ -275,6 +275,7 @@ def _build_channel_spec(prepared: PreparedRun, *, run_folder: Path) -> ChannelSp
         folder=Path(config.train.weight_folder or run_folder / "weights").absolute(),
         model_folder=Path(prepared.model_path),
         num_adapters=config.rollout.max_staleness + 1,
+        shares_base=prepared.shared_engines is not None,
         pause_mode=config.rollout.pause_mode,
         precision=config.rollout.weight_precision,
     )

@@ -294,10 +294,13 @@ class FakeService:
             return self._answers.decode(ids, skip_special_tokens=skip_special_tokens)
         return " ".join(str(i) for i in ids if not (skip_special_tokens and i < FIRST_PLAIN_ID))
 
-    async def abort(self, rid: str | None) -> None:
+    async def abort(self, rid: str | None, *, adapter: str | None = None) -> None:
         # As SGLang does: an open id aborts those that begin with it, too.
         is_open = any(running.request.rid == rid for running in self._running)
         for running in self._running:
+            name = (running.request.adapter or "").partition("@")[0]
+            if adapter is not None and name != adapter:
+                continue
             if rid is None or (is_open and running.request.rid.startswith(rid)):
                 running.aborted = True
 

@@ -16,6 +16,7 @@ class EmbeddedLaunch(EngineLaunch):
     num_slots: int
     deterministic: bool
     weight_precision: str | None = None  # of linear layers; None: dtype
+    max_adapters: int | None = None  # versions of adapters, on a base that several jobs share; None: no limit
 
     def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         arguments: dict[str, Any] = {
@@ -30,7 +31,11 @@ class EmbeddedLaunch(EngineLaunch):
             "deterministic": self.deterministic,
             "parent_death": True,
         }
-        optional = {"max_context_len": self.max_context_len, "weight_precision": self.weight_precision}
+        optional = {
+            "max_context_len": self.max_context_len,
+            "weight_precision": self.weight_precision,
+            "max_adapters": self.max_adapters,
+        }
         return arguments | {name: value for name, value in optional.items() if value is not None}
 
     def command(self, place: ProcessPlace, log_folder: Path) -> list[str]:

@@ -163,6 +163,17 @@ def build_layout(config: RunConfig) -> Layout:
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
 
 
+def engine_layout(layout: Layout) -> Layout:
+    """The engines of a layout on a separate placement group, as the jobs of a sweep share them."""
+    return Layout(
+        num_trainers=0,
+        num_engines=layout.num_engines,
+        gpus_per_engine=layout.gpus_per_engine,
+        colocate=False,
+        gpus_per_node=layout.gpus_per_node,
+    )
+
+
 def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
     """The placed bundle that each bundle of the layout uses, so that ranks of one node are consecutive.
 

@@ -5,7 +5,8 @@
       adapter, version, checksums             ────────────>   compares checksums; new requests use it
       versions of adapters                    <────────────   must be the one just sent
 
-After the base no engine is paused: requests that run keep the version that they began with.
+After the base no engine is paused: requests that run keep the version that they began with. Where several jobs share
+the engines (`train.lora.shared_base`) the base is compared instead, and no engine is ever paused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import base64
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors.torch import save
 from torch import Tensor
@@ -23,7 +24,7 @@ from rlscale.algo.checksum import checksum
 from rlscale.errors import WeightSyncError
 from rlscale.types import EngineAddress, WeightVersion
 from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightSyncReport
-from rlscale.weights.sync import WeightSync
+from rlscale.weights.engine_rpc import EngineRpc
 from rlscale.weights.transport import Weights
 
 
@@ -34,6 +35,20 @@ class AdapterSource:
     base_weights: Callable[[], Weights]  # a collective of all ranks
     config: Mapping[str, Any]
     num_kept: int = 1  # versions that the engines keep
+
+
+class BaseChannel(Protocol):
+    """Gets the engines to hold the base: a `WeightSync` sends it, a `SharedBase` compares it."""
+
+    rpc: EngineRpc
+
+    def connect(self, engines: Sequence[EngineAddress]) -> None: ...
+
+    def push(
+        self, weights: Weights, version: WeightVersion, *, before_resume: Callable[[], None] | None = None
+    ) -> WeightSyncReport: ...
+
+    def close(self) -> None: ...
 
 
 class AdapterSync:
@@ -50,7 +65,7 @@ class AdapterSync:
         sync.close()
     """
 
-    def __init__(self, base: WeightSync, *, source: AdapterSource, rank: int) -> None:
+    def __init__(self, base: BaseChannel, *, source: AdapterSource, rank: int) -> None:
         self._base, self._source, self._rank = base, source, rank
         self._needs_base = True
 
@@ -96,23 +111,25 @@ class AdapterSync:
     def _send(self, tensors: Mapping[str, Tensor], version: WeightVersion) -> None:
         if not tensors:
             raise WeightSyncError(f"adapters of weight version {version} must have tensors, got none")
+        rpc = self._base.rpc
+        # Engines of several jobs keep the adapters of each under its own name.
+        name = next((each.address.adapter for each in rpc.engines if each.address.adapter), POLICY_ADAPTER)
         update = AdapterUpdate(
-            name=POLICY_ADAPTER,
+            name=name,
             version=str(version),
             config=self._source.config,
             payload=base64.b64encode(save(dict(tensors))).decode(),
             checksums={name: checksum(tensor) for name, tensor in tensors.items()},
             num_kept=self._source.num_kept,
         )
-        rpc = self._base.rpc
         rpc.call_all(lambda engine: engine.load_adapter(update))
         # An engine that accepts an adapter and ignores it would generate with the base, or with an older version.
         infos = rpc.call_all(lambda engine: engine.info())
         for engine, info in zip(rpc.engines, infos, strict=True):
-            loaded = list(info.get("adapters", {}).get(POLICY_ADAPTER, ()))
+            loaded = list(info.get("adapters", {}).get(name, ()))
             if loaded[-1:] != [update.version] or info["weight_version"] != version:
                 raise WeightSyncError(
-                    f"{engine.address.name} must hold adapter {POLICY_ADAPTER} of version {version} after the sync, "
+                    f"{engine.address.name} must hold adapter {name} of version {version} after the sync, "
                     f"got {loaded or 'none'} and weight version {info['weight_version']}; "
                     "it still generates with other weights"
                 )

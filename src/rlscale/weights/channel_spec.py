@@ -18,5 +18,6 @@ class ChannelSpec:
     folder: Path  # of disk and delta; trainer and engines see it under this path
     model_folder: Path  # configuration and tokenizer for full folders; need not exist
     num_adapters: int = 1  # versions that engines keep, with train.lora.sync=adapter
+    shares_base: bool = False  # the jobs of a sweep use the same engines, so that their weights cannot be changed
     pause_mode: str = "retract"  # treatment of running requests during an update
     precision: WeightPrecision | None = None  # of linear layers as they are sent; None: as the trainer exports them

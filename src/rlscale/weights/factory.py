@@ -7,6 +7,7 @@ from rlscale.config import WeightChannelName
 from rlscale.weights.channel_spec import ChannelSpec
 from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.sender_group import SenderGroup
+from rlscale.weights.shared_base import SharedBase
 from rlscale.weights.sync import MakeEngine, WeightSync
 from rlscale.weights.transport import Transport
 from rlscale.weights.transports.cuda_ipc import CudaIpcTransport
@@ -16,7 +17,7 @@ from rlscale.weights.transports.gloo import GlooTransport
 from rlscale.weights.transports.nccl import NcclTransport
 from rlscale.weights.transports.shm_ring import ShmRingTransport
 
-__all__ = ["ChannelSpec", "make_channel"]
+__all__ = ["ChannelSpec", "make_channel", "make_shared_base"]
 
 
 def make_channel(
@@ -74,3 +75,9 @@ def make_channel(
         pause_mode=spec.pause_mode,
         precision=spec.precision,
     )
+
+
+def make_shared_base(spec: ChannelSpec, *, make_engine: MakeEngine, rank: int, senders: Sequence[int]) -> SharedBase:
+    """Builds what one trainer rank does with engines that other jobs use, too. Arguments as of `make_channel`."""
+    group = SenderGroup(rank=rank, senders=senders)
+    return SharedBase(make_engine=make_engine, group=group, timeout_s=spec.timeout_s, precision=spec.precision)

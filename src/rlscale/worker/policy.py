@@ -19,6 +19,8 @@ from rlscale.worker.rank import RankWorker
 if TYPE_CHECKING:
     from rlscale.training.profiling.device_rate import DeviceRate
     from rlscale.training.roles import TrainerRank
+    from rlscale.weights.shared_base import SharedBase
+    from rlscale.weights.sync import WeightSync
 
 
 class PolicyWorker(RankWorker):
@@ -41,19 +43,29 @@ class PolicyWorker(RankWorker):
         from rlscale.training.profiling.device_rate import DeviceRate
         from rlscale.training.registry import make_backend
         from rlscale.weights.adapter_sync import AdapterSource, AdapterSync
-        from rlscale.weights.factory import make_channel
+        from rlscale.weights.factory import make_channel, make_shared_base
 
         world = self._world
         with self._profiler.report_oom():
             self._backend = make_backend(self._spec, rank=self.rank, world_size=world.world_size)
         self._rate = DeviceRate(self._spec.device, self._spec.train.dtype)
-        channel = make_channel(
-            world.channel,
-            make_engine=lambda address: HttpEngine(address, timeout_s=world.timeout_s),
-            rank=self.rank,
-            master_address=self._address,
-            senders=self._backend.senders,
-        )
+
+        def make_engine(address: EngineAddress) -> HttpEngine:
+            return HttpEngine(address, timeout_s=world.timeout_s)
+
+        channel: WeightSync | SharedBase
+        if world.channel.shares_base:
+            channel = make_shared_base(
+                world.channel, make_engine=make_engine, rank=self.rank, senders=self._backend.senders
+            )
+        else:
+            channel = make_channel(
+                world.channel,
+                make_engine=make_engine,
+                rank=self.rank,
+                master_address=self._address,
+                senders=self._backend.senders,
+            )
         self._channel = channel
         if (adapters := self._backend.adapters) is not None:
             source = AdapterSource(

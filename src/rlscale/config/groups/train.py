@@ -74,6 +74,13 @@ class LoraConfig(ConfigGroup):
     and no engine is paused. Only with `rollout.engine=embedded`. No effect with rank 0.
     """
 
+    shared_base: bool = False
+    """Share engines between the jobs of a sweep with `hydra/launcher=ray`: jobs with the same model and engine settings
+    use one set of engines, each job with its own adapters. The first job that needs the engines starts them, the last
+    one stops them. Only with `train.lora.sync=adapter` and without `cluster.colocate`. A run that is no job of a sweep
+    starts its own engines.
+    """
+
 
 @dataclass(kw_only=True)
 class TrainConfig(ConfigGroup):

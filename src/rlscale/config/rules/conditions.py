@@ -57,6 +57,12 @@ def reads_buffer(config: RunConfig) -> bool:
     return config.buffer.url is not None and uses_engines(config) and not is_sft(config)
 
 
+def shares_base(config: RunConfig) -> bool:
+    """Whether the run uses the engines of the other jobs of its sweep, if it is a job of one."""
+    lora = config.train.lora
+    return lora.shared_base and lora.rank > 0 and uses_engines(config) and not config.debug.rollout_only
+
+
 def scores_samples(config: RunConfig) -> bool:
     """Whether the run computes rewards: for its samples, or for an evaluation."""
     return uses_engines(config) and (not reads_buffer(config) or config.eval.interval is not None)

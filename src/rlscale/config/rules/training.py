@@ -14,6 +14,8 @@ from rlscale.config.rules.conditions import (
     is_sft,
     keeps_old_policies,
     offloads_engines,
+    reads_buffer,
+    shares_base,
     uses_engines,
     uses_external_engines,
     uses_megatron,
@@ -217,6 +219,8 @@ def adapters_can_be_sent_alone(config: RunConfig) -> list[Problem]:
     if not lora.rank or lora.sync != LoraSync.adapter or not uses_engines(config):
         return []
     path, fix = "train.lora.sync", "set train.lora.sync=merged"
+    if lora.shared_base:
+        fix += " and train.lora.shared_base=false"
     engine = EngineKind.external if uses_external_engines(config) else config.rollout.engine
     problems = []
     if engine != EngineKind.embedded:
@@ -226,6 +230,32 @@ def adapters_can_be_sent_alone(config: RunConfig) -> list[Problem]:
         rule = "be merged where engines release their weights (cluster.offload_rollout)"
         problems.append(Problem(path=path, rule=rule, value=lora.sync, fix=f"{fix}, or cluster.offload_rollout=false"))
     return problems
+
+
+@rule
+def base_can_be_shared(config: RunConfig) -> list[Problem]:
+    """Engines of several jobs hold the adapters of each; no job may change, pause or place them for itself."""
+    if not shares_base(config):
+        return []
+    maximum = config.cluster.rollout_max_num_gpus
+    wrong = (
+        ("train.lora.sync", config.train.lora.sync != LoraSync.adapter, "be adapter", str(config.train.lora.sync)),
+        ("cluster.colocate", config.cluster.colocate, "be false", "true"),
+        ("router.enabled", config.router.enabled, "be false", "true"),
+        ("cluster.rollout_max_num_gpus", maximum is not None, "be null", show(maximum)),
+        ("buffer.url", reads_buffer(config), "be null", show(config.buffer.url)),
+    )
+    fixes = {"train.lora.sync": "set it to adapter, or train.lora.shared_base=false"}
+    return [
+        Problem(
+            path=path,
+            rule=f"{right} with train.lora.shared_base",
+            value=value,
+            fix=fixes.get(path, "change it, or set train.lora.shared_base=false"),
+        )
+        for path, is_wrong, right, value in wrong
+        if is_wrong
+    ]
 
 
 @rule
@@ -294,14 +324,30 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="rollout.max_staleness is 0, so the current weights generate every token",
     ),
     IgnoredKey(
-        names=("train.lora.alpha", "train.lora.load", "train.lora.target_modules", "train.lora.sync"),
+        names=(
+            "train.lora.alpha",
+            "train.lora.load",
+            "train.lora.target_modules",
+            "train.lora.sync",
+            "train.lora.shared_base",
+        ),
         when=lambda config: config.train.lora.rank == 0,
         why="train.lora.rank is 0, so there are no adapters",
     ),
     IgnoredKey(
-        names=("train.lora.sync",),
+        names=("train.lora.sync", "train.lora.shared_base"),
         when=lambda config: not uses_engines(config),
         why="there are no engines",
+    ),
+    IgnoredKey(
+        names=("train.lora.shared_base",),
+        when=lambda config: config.debug.rollout_only,
+        why="debug.rollout_only trains no adapters",
+    ),
+    IgnoredKey(
+        names=("train.weight_channel", "train.weight_folder", "train.update_weight_buffer_size"),
+        when=shares_base,
+        why="train.lora.shared_base sends adapters alone, over HTTP",
     ),
     IgnoredKey(
         names=("train.log_probs_chunk_size", "train.share_prompts", "fsdp.attn_implementation"),

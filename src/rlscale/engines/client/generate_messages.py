@@ -12,13 +12,25 @@ INITIAL_VERSION_NAME = "default"  # SGLang's version name for the weights that i
 
 
 def build_body(
-    input_ids: Sequence[int], params: SamplingParams, rids: Sequence[str] | None, *, n: int = 1
+    input_ids: Sequence[int],
+    params: SamplingParams,
+    rids: Sequence[str] | None,
+    *,
+    n: int = 1,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
-    """One request for `n` samples. `rids`: its id; None: the engine chooses one."""
+    """One request for `n` samples.
+
+    Args:
+        rids: its id; None: the engine chooses one.
+        adapter: whose newest version generates; None: that of the engine's only policy.
+    """
     sampling = params.to_wire() if n == 1 else {**params.to_wire(), "n": n}
     body = {"input_ids": list(input_ids), "sampling_params": sampling, **_return_options(params)}
     if params.images:
         body["image_data"] = [image.data_url() for image in params.images]
+    if adapter is not None:
+        body["lora_path"] = adapter
     return body if rids is None else {**body, "rid": rids[0]}
 
 

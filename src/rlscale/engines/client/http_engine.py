@@ -117,7 +117,8 @@ class HttpEngine:
                 elif splits:
                     objects = await self._send(build_batch_body(wire_ids, params, ids, n=n), n=n)
                 else:
-                    objects = await self._send(build_body(wire_ids, params, ids, n=n), n=n, session=session)
+                    body = build_body(wire_ids, params, ids, n=n, adapter=self._address.adapter)
+                    objects = await self._send(body, n=n, session=session)
         answers = [self._parse(o, input_ids, params) for o in objects]
         return [replace(answer, queued_s=queued_s + answer.queued_s) for answer in answers]
 
@@ -127,7 +128,7 @@ class HttpEngine:
         wire_ids = await self._check_request(input_ids, params)
         finished = False
         with self._ids.open(rid, 1) as ids:
-            body = {**build_body(wire_ids, params, ids), "stream": True}
+            body = {**build_body(wire_ids, params, ids, adapter=self._address.adapter), "stream": True}
             calls = self._connection.stream("/generate", body, session=self._session_of(rid))
             async with aclosing(calls) as events:
                 async for event in events:
@@ -140,7 +141,9 @@ class HttpEngine:
             )
 
     async def abort(self, rid: str | None = None) -> None:
-        bodies = [{"abort_all": True}] if rid is None else [{"rid": each} for each in self._ids.of(rid)]
+        # Engines that several jobs share also run the requests of the others.
+        own = {} if self._address.adapter is None else {"lora_name": self._address.adapter}
+        bodies = [{"abort_all": True, **own}] if rid is None else [{"rid": each} for each in self._ids.of(rid)]
         await asyncio.gather(*[self._connection.call("POST", "/abort_request", body) for body in bodies])
 
     async def pause(self, mode: str = "retract") -> None:
@@ -234,6 +237,10 @@ class HttpEngine:
             "num_kept": update.num_kept,
         }
         await self._connection.call("POST", "/load_lora_adapter_from_tensors", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Removes all versions of an adapter. Raises EngineError with status 400 if the engine has none."""
+        await self._connection.call("POST", "/unload_lora_adapter", {"lora_name": name})
 
     async def checksums(self) -> list[RankChecksums]:
         answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum"})
@@ -341,6 +348,9 @@ class HttpEngine:
 
     def _parse_version(self, model_info: Mapping[str, Any]) -> WeightVersion:
         version = model_info.get("weight_version", INITIAL_VERSION_NAME)
+        if self._address.adapter is not None:
+            # The newest of this job; the engine's own version is that of the base.
+            version = (model_info.get("adapters", {}).get(self._address.adapter) or [INITIAL_VERSION_NAME])[-1]
         return parse_version(version, self._connection.endpoint("/model_info"))
 
     def _read_vocab_size(self, info: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from rlscale.engines.embedded.row_adapters import LoraAdapter, LoraFactors, Projection
-from rlscale.engines.server.generate_request import BadRequest
+from rlscale.engines.server.generate_request import BadRequest, Refused
 from rlscale.errors import WeightSyncError
 from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate
 
@@ -32,6 +32,8 @@ class AdapterStore:
     Args:
         projections: of the model, in any order.
         checksum: of a tensor; None: what is sent is not compared.
+        max_versions: over all names. The base is then shared by several senders, and requests must name an adapter.
+            None: no limit.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class AdapterStore:
         dtype: torch.dtype,
         device: torch.device,
         checksum: Callable[[Tensor], str] | None,
+        max_versions: int | None = None,
     ) -> None:
-        self._projections = projections
+        self._projections, self._max_versions = projections, max_versions
         self._dtype, self._device, self._checksum = dtype, device, checksum
         self._versions: dict[str, dict[str, LoraAdapter]] = {}  # by name, then by version, the newest last
 
@@ -51,8 +54,10 @@ class AdapterStore:
 
         Raises:
             BadRequest: the adapter does not fit this model.
+            Refused: the versions of other names are already as many as fit.
             WeightSyncError: a tensor has another checksum than it was sent with; the message names it.
         """
+        self._require_capacity(update)
         tensors = _read(update)
         self._verify(tensors, update.checksums)
         rank, scale = _rank_and_scale(update.config)
@@ -60,7 +65,12 @@ class AdapterStore:
         kept = self._versions.setdefault(update.name, {})
         kept.pop(update.version, None)
         kept[update.version] = LoraAdapter(
-            name=update.name, version=update.version, scale=scale, factors=factors, checksums=dict(update.checksums)
+            name=update.name,
+            version=update.version,
+            scale=scale,
+            factors=factors,
+            checksums=dict(update.checksums),
+            is_finite=all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()),
         )
         for version in list(kept)[: -update.num_kept]:
             del kept[version]
@@ -76,6 +86,8 @@ class AdapterStore:
 
     def find(self, path: str | None) -> LoraAdapter | None:
         """The adapter of a request. Raises BadRequest for a name or version that is not loaded."""
+        if path is None and self.is_shared:
+            raise BadRequest("lora_path", "name an adapter on this server, whose base several jobs share", path)
         if path is None:
             versions = self._versions.get(POLICY_ADAPTER)
             return None if versions is None else next(reversed(versions.values()))
@@ -89,6 +101,22 @@ class AdapterStore:
     def loaded(self) -> dict[str, list[str]]:
         """Versions of each adapter, the newest last."""
         return {name: list(versions) for name, versions in self._versions.items()}
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several senders share the base: none of them may change it, or stop requests of the others."""
+        return self._max_versions is not None
+
+    def _require_capacity(self, update: AdapterUpdate) -> None:
+        if self._max_versions is None:
+            return
+        own = {*self._versions.get(update.name, ()), update.version}
+        num_others = sum(len(versions) for name, versions in self._versions.items() if name != update.name)
+        if min(len(own), update.num_kept) + num_others > self._max_versions:
+            raise Refused(
+                f"adapters of all names must have at most {self._max_versions} versions on this server, got "
+                f"{num_others} of other names; unload one of them, or start the server with a larger --max-adapters"
+            )
 
     def _verify(self, tensors: Mapping[str, Tensor], sent: Mapping[str, str]) -> None:
         if self._checksum is None:

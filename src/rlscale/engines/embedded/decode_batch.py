@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import Sequence
-from rlscale.engines.embedded.row_adapters import RowAdapters
+from rlscale.engines.embedded.row_adapters import AdapterStacks, RowAdapters
 from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
 
 GROWTH = 32  # positions by which the cache of a compact batch grows
@@ -40,6 +40,7 @@ class DecodeBatch:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._adapters: RowAdapters | None = None
+        self._stacks = None if deterministic else AdapterStacks()
         self._has_moved = False  # whether `_adapters` are those of earlier slots
 
     @property
@@ -121,7 +122,7 @@ class DecodeBatch:
             # The results of free slots are discarded: they take any adapter, so that most steps need no masks.
             default = next(iter(pinned.values()))
             rows = [pinned.get(slot, default) for slot in range(num)]
-            self._adapters = RowAdapters.from_rows(rows, device=self._decoder.device)
+            self._adapters = RowAdapters.from_rows(rows, device=self._decoder.device, stacks=self._stacks)
             self._has_moved = False
         return self._adapters
 

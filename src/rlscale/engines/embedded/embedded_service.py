@@ -14,6 +14,7 @@ from rlscale.engines.server.generate_request import (
     FolderUpdate,
     GenerateRequest,
     Limits,
+    Refused,
     TensorUpdate,
 )
 from rlscale.engines.server.streaming import LatestAnswers
@@ -45,6 +46,7 @@ class EmbeddedService:
         self.limits = limits
         self._scheduler, self._codec, self._facts = scheduler, codec, facts
         self._open_images = open_images
+        self._base_checksums: dict[str, str] | None = None  # of a shared base, which never changes
 
     async def generate(self, request: GenerateRequest) -> list[Answer]:
         self._check(request)
@@ -97,10 +99,13 @@ class EmbeddedService:
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         return "" if self._codec is None else self._codec.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    async def abort(self, rid: str | None) -> None:
-        await self._call(lambda: self._scheduler.abort(rid))
+    async def abort(self, rid: str | None, *, adapter: str | None = None) -> None:
+        if rid is None and adapter is None:
+            self._require_own_base("abort_request", "of all requests")
+        await self._call(lambda: self._scheduler.abort(rid, adapter=adapter))
 
     async def pause(self, mode: str) -> None:
+        self._require_own_base("pause_generation")
         await self._call(lambda: self._scheduler.pause(mode))
 
     async def resume(self) -> None:
@@ -109,7 +114,14 @@ class EmbeddedService:
     async def flush_cache(self) -> None:
         await self._call(self._scheduler.flush)
 
+    def _require_own_base(self, call: str, what: str = "") -> None:
+        """Refuses a call that would change or stop what other jobs use, too."""
+        if self._scheduler.adapters.is_shared:
+            given = f"{call} {what}".strip()
+            raise Refused(f"{given} must not be called on a server whose base several jobs share (--max-adapters)")
+
     async def release_memory(self, tags: Collection[str]) -> None:
+        self._require_own_base("release_memory_occupation")
         await self._call(lambda: self._scheduler.release_memory(tags))
 
     async def resume_memory(self, tags: Collection[str]) -> None:
@@ -122,6 +134,8 @@ class EmbeddedService:
         await self._call(lambda: self._scheduler.weights.leave(name))
 
     async def begin_update(self) -> None:
+        self._require_own_base("begin_weight_update")
+
         def begin() -> None:
             self._scheduler.weights.begin()
             # Adapters that stayed would be added to weights that may contain them.
@@ -157,6 +171,7 @@ class EmbeddedService:
         await self._call(receive)
 
     async def load_folder(self, update: FolderUpdate) -> None:
+        self._require_own_base("update_weights_from_disk")
         scheduler = self._scheduler
 
         def load() -> None:
@@ -180,7 +195,7 @@ class EmbeddedService:
     async def load_adapter(self, update: AdapterUpdate) -> None:
         def load() -> None:
             self._scheduler.adapters.load(update)
-            if update.name == POLICY_ADAPTER:
+            if update.name == POLICY_ADAPTER and not self._scheduler.adapters.is_shared:
                 self._scheduler.weights.set_version(update.version)
 
         await self._call(load)
@@ -189,6 +204,8 @@ class EmbeddedService:
         await self._call(lambda: self._scheduler.adapters.unload(name))
 
     async def set_version(self, version: str, *, abort_all: bool) -> None:
+        self._require_own_base("update_weight_version")
+
         def change() -> None:
             if abort_all:
                 self._scheduler.abort(None)
@@ -197,7 +214,12 @@ class EmbeddedService:
         await self._call(change)
 
     async def checksums(self) -> dict[str, str]:
-        return await self._call(self._scheduler.weights.checksums)
+        if not self._scheduler.adapters.is_shared:
+            return await self._call(self._scheduler.weights.checksums)
+        # Each job compares them at its start; hashing stops the decoding of all others.
+        if self._base_checksums is None:
+            self._base_checksums = await self._call(self._scheduler.weights.checksums)
+        return self._base_checksums
 
     async def info(self) -> dict[str, Any]:
         return {

@@ -41,13 +41,15 @@ class OpenRequests:
     def add(self, request: Request) -> None:
         self._by_rid[request.spec.rid] = request
 
-    def abort(self, rid: str | None) -> None:
+    def abort(self, rid: str | None, *, adapter: str | None = None) -> None:
         """Finishes requests with the tokens they have: `rid` and those whose id begins with it, as SGLang does, or all.
 
-        An id that is not open aborts nothing.
+        An id that is not open aborts nothing. With `adapter` only requests of versions of that name are finished.
         """
         names = list(self._by_rid) if rid is None else [each for each in self._by_rid if each.startswith(rid)]
         requests = [self._by_rid[name] for name in names if rid is None or rid in self._by_rid]
+        if adapter is not None:
+            requests = [each for each in requests if each.adapter is not None and each.adapter.name == adapter]
         # `requests` is a copy: finishing the last sequence removes its request.
         for request in requests:
             for sequence in request.sequences:

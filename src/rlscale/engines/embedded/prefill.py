@@ -7,7 +7,7 @@ import torch
 
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.requests import PrefillJob
-from rlscale.engines.embedded.row_adapters import RowAdapters
+from rlscale.engines.embedded.row_adapters import AdapterStacks, RowAdapters
 from rlscale.models.batch_shapes import fixed_rows, padded_len
 
 MAX_TOKENS = 1024  # more at once is no faster, and its memory would be freed and allocated each time
@@ -18,6 +18,7 @@ class Prefiller:
 
     def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
         self._decoder, self._deterministic = decoder, deterministic
+        self._stacks = None if deterministic else AdapterStacks()
         self._state: object = None
 
     def run(self, jobs: Sequence[PrefillJob], *, state: object = None) -> None:
@@ -52,7 +53,7 @@ class Prefiller:
             if job.images and tower is not None:
                 images[row] = tower.prepare(job.tokens, job.images, state=self._state)
         rows = [job.adapter for job in jobs] + [jobs[0].adapter] * (num_rows - len(jobs))
-        adapters = RowAdapters.from_rows(rows, device=device, repeat=padded)
+        adapters = RowAdapters.from_rows(rows, device=device, repeat=padded, stacks=self._stacks)
         cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device), images=images, adapters=adapters)
         for row, job in enumerate(jobs):
             job.cache, job.logits = cache[:, :, row], logits[row]

@@ -29,6 +29,14 @@ class LoraFactors:
         """B A x. [N, O]"""
         return self._b(self._a(x_NI))
 
+    def shrink(self, x_NI: Tensor) -> Tensor:
+        """A x. [N, R]"""
+        return self._a(x_NI)
+
+    def expand(self, h_NR: Tensor) -> Tensor:
+        """B h. [N, O]"""
+        return self._b(h_NR)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class LoraAdapter:
@@ -39,6 +47,7 @@ class LoraAdapter:
     scale: float  # alpha / rank, applied once, where a pass adds the adapter
     factors: Mapping[str, LoraFactors]  # by the first layer of a projection
     checksums: Mapping[str, str]  # of the tensors as they were sent
+    is_finite: bool = True  # whether all its values are numbers
 
 
 class RowAdapters:
@@ -50,15 +59,28 @@ class RowAdapters:
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[LoraAdapter | None], *, device: torch.device, repeat: int = 1
+        cls,
+        rows: Sequence[LoraAdapter | None],
+        *,
+        device: torch.device,
+        repeat: int = 1,
+        stacks: AdapterStacks | None = None,
     ) -> RowAdapters | None:
-        """None where no row has an adapter. `repeat`: rows of the pass for each entry, e.g. tokens of a prompt."""
+        """The adapters of `rows`; None where no row has one.
+
+        Args:
+            repeat: rows of the pass for each entry, e.g. tokens of a prompt.
+            stacks: for a pass whose last bits may depend on other requests. None: they may not.
+        """
         distinct = list(dict.fromkeys(rows))
         used = [adapter for adapter in distinct if adapter is not None]
         if not used:
             return None
         if len(distinct) == 1:
             return cls([(used[0], None)])
+        stack = None if stacks is None else stacks.find(used)
+        if stack is not None:
+            return StackedRows.over(stack, rows, device=device, repeat=repeat)
         masks = (torch.tensor([row is adapter for row in rows]).repeat_interleave(repeat) for adapter in used)
         return cls([(adapter, mask.unsqueeze(1).to(device)) for adapter, mask in zip(used, masks, strict=True)])
 
@@ -73,6 +95,92 @@ class RowAdapters:
             added = out_NO + factors(x_NI) * adapter.scale
             out_NO = added if mask is None else torch.where(mask, added, out_NO)
         return out_NO
+
+
+class AdapterStack:
+    """Several adapters as one: the ranks of all of them side by side, of which a row uses its own.
+
+    Two products for all adapters, instead of two for each.
+    """
+
+    def __init__(self, adapters: Sequence[LoraAdapter]) -> None:
+        """`adapters` have one scale."""
+        self.adapters, self.scale = tuple(adapters), adapters[0].scale
+        self._factors: dict[str, LoraFactors] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        for layer in dict.fromkeys(layer for adapter in adapters for layer in adapter.factors):
+            parts = [adapter.factors.get(layer) for adapter in adapters]
+            present = [part for part in parts if part is not None]
+            # Inference tensors have no version, by which packed products see that a weight has changed.
+            with torch.inference_mode(False):
+                a_RI, b_OR = torch.cat([each.a_RI for each in present]), torch.cat([each.b_OR for each in present], 1)
+            self._factors[layer] = LoraFactors(a_RI, b_OR)
+            self._ranks[layer] = tuple(0 if part is None else part.a_RI.shape[0] for part in parts)
+
+    def find(self, layer: str) -> LoraFactors | None:
+        return self._factors.get(layer)
+
+    def owners(self) -> dict[tuple[int, ...], Tensor]:
+        """For each combination of ranks of the adapters in a layer, the adapter of each column. [R]"""
+        return {
+            ranks: torch.repeat_interleave(torch.arange(len(ranks)), torch.tensor(ranks))
+            for ranks in set(self._ranks.values())
+        }
+
+    def ranks(self, layer: str) -> tuple[int, ...]:
+        """Rank of each adapter in a layer; 0 for one that has none there."""
+        return self._ranks[layer]
+
+
+class AdapterStacks:
+    """Keeps the last stack: batches change more often than adapters."""
+
+    def __init__(self) -> None:
+        self._last: AdapterStack | None = None
+
+    def find(self, adapters: Sequence[LoraAdapter]) -> AdapterStack | None:
+        """A stack with at least these adapters; None: their scales differ, or one is not finite.
+
+        0 times NaN is NaN: an adapter that has diverged would end the requests of all others.
+        """
+        if len({adapter.scale for adapter in adapters}) > 1 or not all(adapter.is_finite for adapter in adapters):
+            return None
+        last = self._last
+        # Adapters without a row only cost time, until they are half of the stack.
+        if last is None or not set(adapters) <= set(last.adapters) or len(last.adapters) > 2 * len(adapters):
+            last = self._last = AdapterStack(adapters)
+        return last
+
+
+class StackedRows(RowAdapters):
+    """The same with a stack, in two products."""
+
+    def __init__(self, stack: AdapterStack, masks: Mapping[tuple[int, ...], Tensor]) -> None:
+        """`masks`: for each combination of ranks, true in the columns of a row's adapter. [N, R]"""
+        super().__init__(())
+        self._stack, self._masks = stack, masks
+
+    @classmethod
+    def over(
+        cls, stack: AdapterStack, rows: Sequence[LoraAdapter | None], *, device: torch.device, repeat: int
+    ) -> StackedRows:
+        """See `RowAdapters.from_rows`."""
+        position = {adapter: i for i, adapter in enumerate(stack.adapters)}
+        # Rows without an adapter are those of none: -1 is no position.
+        own_N1 = torch.tensor([-1 if row is None else position[row] for row in rows]).repeat_interleave(repeat)[:, None]
+        return cls(stack, {ranks: (own_N1 == owners_R).to(device) for ranks, owners_R in stack.owners().items()})
+
+    def add(self, out_NO: Tensor, x_NI: Tensor, layer: str) -> Tensor:
+        """Adds scale * B A x of each row's adapter."""
+        factors = self._stack.find(layer)
+        if factors is None:
+            return out_NO
+        h_NR = factors.shrink(x_NI)
+        # Not a product with the mask: another adapter may overflow in this row.
+        h_NR = torch.where(
+            self._masks[self._stack.ranks(layer)], h_NR, torch.zeros((), dtype=h_NR.dtype, device=h_NR.device)
+        )
+        return out_NO + factors.expand(h_NR) * self._stack.scale
 
 
 class Projection:

@@ -63,7 +63,11 @@ class Scheduler:
         self._decoder, self.weights, self._options = decoder, weights, options
         self._decode, self._on_death = decode or _no_text, on_death
         self.adapters = AdapterStore(
-            list(decoder.projections()), dtype=decoder.dtype, device=decoder.device, checksum=weights.checksum
+            list(decoder.projections()),
+            dtype=decoder.dtype,
+            device=decoder.device,
+            checksum=weights.checksum,
+            max_versions=options.max_adapters,
         )
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._inbox = Inbox()
@@ -115,9 +119,9 @@ class Scheduler:
 
     # -- commands (decode thread)
 
-    def abort(self, rid: str | None) -> None:
-        """Finishes the request `rid`, or all, with the tokens they have."""
-        self._requests.abort(rid)
+    def abort(self, rid: str | None, *, adapter: str | None = None) -> None:
+        """Finishes the request `rid`, or all, or all of an adapter, with the tokens they have."""
+        self._requests.abort(rid, adapter=adapter)
         self._queue.drop_finished()
 
     def pause(self, mode: str) -> None:

@@ -15,6 +15,7 @@ class SchedulerOptions:
     num_threads: int | None = None  # of torch, in the decode thread; None: torch's default
     seed: int = 0  # of the seeds that requests without one get
     eos_ids: frozenset[int] = frozenset()
+    max_adapters: int | None = None  # versions of all adapters, on a base that several senders share; None: no limit
 
     def slots_of(self, length: int) -> int:
         """Rows of the decode batch with this cache length. Depends on the options alone."""

@@ -71,7 +71,7 @@ class EngineService(Protocol):
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
-    async def abort(self, rid: str | None) -> None: ...
+    async def abort(self, rid: str | None, *, adapter: str | None = None) -> None: ...
 
     async def pause(self, mode: str) -> None: ...
 
@@ -291,7 +291,8 @@ class _Handlers:
         rid = _get(body, "rid", str, "")
         if not all_requests and not rid:
             raise BadRequest("rid", "name a request, unless abort_all is true", rid)
-        await self._service.abort(None if all_requests else rid)
+        # As `lora_name` elsewhere: with it only requests of that adapter end.
+        await self._service.abort(None if all_requests else rid, adapter=_get(body, "lora_name", str, None))
         return web.Response(status=200)
 
     async def release_memory(self, request: web.Request) -> web.Response:

@@ -2,6 +2,13 @@
 
 from tests.unit.config.rules.valid_config import CORE_ARGS, EIGHT_GPUS, MEGATRON, SGLANG, Values
 
+SHARED: Values = {
+    "train.lora.rank": 8,
+    "train.lora.sync": "adapter",
+    "train.lora.shared_base": True,
+    "rollout.engine": "embedded",
+}
+
 CASES: list[tuple[str, Values, str, Values]] = [
     (
         "reference_has_a_source",
@@ -242,6 +249,33 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "train.lora.sync must be merged where engines release their weights (cluster.offload_rollout), got adapter; "
         "set train.lora.sync=merged, or cluster.offload_rollout=false",
         {"train.lora.rank": 8, "train.lora.sync": "merged", "cluster.offload_rollout": True},
+    ),
+    (
+        "adapters_can_be_sent_alone",
+        {**SHARED, "rollout.engine": "sglang"},
+        "train.lora.sync must be merged with rollout.engine=sglang, got adapter; set train.lora.sync=merged and "
+        "train.lora.shared_base=false, or rollout.engine=embedded",
+        SHARED,
+    ),
+    (
+        "base_can_be_shared",
+        {**SHARED, "train.lora.sync": "merged"},
+        "train.lora.sync must be adapter with train.lora.shared_base, got merged; set it to adapter, or "
+        "train.lora.shared_base=false",
+        SHARED,
+    ),
+    (
+        "base_can_be_shared",
+        {**SHARED, "cluster.colocate": True},
+        "cluster.colocate must be false with train.lora.shared_base, got true; change it, or set "
+        "train.lora.shared_base=false",
+        {**SHARED, "cluster.colocate": True, "train.lora.shared_base": False},
+    ),
+    (
+        "base_can_be_shared",
+        {**SHARED, "cluster.rollout_max_num_gpus": 4},
+        "cluster.rollout_max_num_gpus must be null with train.lora.shared_base, got 4",
+        {**SHARED, "train.lora.rank": 0, "cluster.rollout_max_num_gpus": 4},
     ),
     (
         "environment_variable_names_are_valid",

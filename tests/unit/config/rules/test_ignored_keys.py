@@ -294,6 +294,13 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
             {"train.lora.rank": 8, "rollout.max_staleness": 1},
         ),
         ("train.lora.sync", {"train.lora.rank": 8, "debug.train_only": True}, {"train.lora.rank": 8}),
+        ("train.lora.shared_base", {}, {"train.lora.rank": 8}),
+        ("train.lora.shared_base", {"train.lora.rank": 8, "debug.rollout_only": True}, {"train.lora.rank": 8}),
+        (
+            "train.weight_channel",
+            {"train.lora.rank": 8, "train.lora.shared_base": True, "train.weight_channel": "disk"},
+            {"train.lora.rank": 8, "train.weight_channel": "disk"},
+        ),
         ("train.share_prompts", {**FSDP, "train.true_on_policy_mode": True}, FSDP),
         ("optim.lr_decay_power", {"optim.lr_decay_style": "linear"}, {"optim.lr_decay_style": "polynomial"}),
         ("optim.lr_wsd_decay_iters", {}, {"optim.lr_decay_style": "wsd"}),

@@ -12,9 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, read_write
 
 from rlscale.config.errors import COMMAND_LINE
+from rlscale.config.hydra.sweep.separate_jobs import SeparateJobs
+from rlscale.config.rules.conditions import shares_base
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem
 
@@ -51,6 +54,7 @@ def shared_ray(master: DictConfig, configs: Sequence[RunConfig], share_ray: Shar
         share_ray: None: jobs do not use Ray.
     """
     if master.hydra.runtime.choices["hydra/launcher"] != NAME:
+        _check_nothing_shared(configs)
         yield
         return
     given = int(master.hydra.launcher.n_jobs)
@@ -62,3 +66,18 @@ def shared_ray(master: DictConfig, configs: Sequence[RunConfig], share_ray: Shar
         with read_write(master):
             master.hydra.launcher.n_jobs = given or number
         yield
+
+
+def separated(master: DictConfig, launcher: Launcher) -> Launcher:
+    """The launcher of a sweep; with `hydra/launcher=ray` a job whose process dies leaves the others running."""
+    if master.hydra.runtime.choices["hydra/launcher"] != NAME:
+        return launcher
+    return SeparateJobs(launcher, num_at_once=int(master.hydra.launcher.n_jobs))
+
+
+def _check_nothing_shared(configs: Sequence[RunConfig]) -> None:
+    """Raises ConfigError where jobs want to share engines, which needs one Ray."""
+    if any(shares_base(config) for config in configs):
+        rule, fix = "be false in a sweep without hydra/launcher=ray", f"add hydra/launcher={NAME}, or set it to false"
+        problem = Problem(path="train.lora.shared_base", rule=rule, value="true", fix=fix, origin=COMMAND_LINE)
+        raise ConfigError([problem])

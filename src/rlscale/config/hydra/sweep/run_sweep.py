@@ -23,7 +23,7 @@ from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, interval_problems, some_jobs, value_problems
 from rlscale.config.hydra.sweep.job_launcher import CheckedLauncher, JobChecker, user_overrides
 from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, count_problems, register_sweeper
-from rlscale.config.hydra.sweep.ray_launcher import ShareRay, register_launcher, shared_ray
+from rlscale.config.hydra.sweep.ray_launcher import ShareRay, register_launcher, separated, shared_ray
 from rlscale.config.hydra.sweep.records import (
     Direction,
     JobOutcome,
@@ -87,9 +87,8 @@ def run_sweep(
         files.clear(keep_successful=resume)
         command.write(folder)
         sweeper = _make_sweeper(master, sweep_context(loader), _task(run_loaded, config_dir, files))
-        sweeper.launcher = CheckedLauncher(
-            sweeper.launcher, checker, files, groups=folders.groups(), tolerant=searching
-        )
+        launcher = separated(master, sweeper.launcher)
+        sweeper.launcher = CheckedLauncher(launcher, checker, files, groups=folders.groups(), tolerant=searching)
         interrupted = False
         try:
             sweeper.sweep(arguments=list(master.hydra.overrides.task))

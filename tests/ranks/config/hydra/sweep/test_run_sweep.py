@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,29 @@ def test_joblib_runs_jobs_in_processes_and_records_one_that_dies() -> None:
     assert [job.index for job in result.jobs] == [0, 1, 2, 3, 4]
     errors = [job.error for job in result.jobs]
     assert "its process died" in str(errors[2]) and errors[3] == "RuntimeError: engine 0 died"
+
+
+def wait_for_death(index: int, loaded: LoadedConfig) -> float:
+    """The second job dies at once, at each attempt; the first one counts its attempts and ends after that."""
+    folder = Path("attempts")
+    (folder / f"{index}-{os.getpid()}").touch()
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not list(folder.glob("1-*")):
+        time.sleep(0.05)
+    time.sleep(0.5)  # joblib ends the other processes at once
+    return loaded.config.algo.eps_clip
+
+
+def test_a_job_of_one_ray_that_dies_leaves_the_others_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "attempts").mkdir()
+    words = ("hydra/launcher=ray", "hydra.launcher.n_jobs=2", "algo.eps_clip=0.1,0.3")
+    result = run_sweep(words, run_loaded=wait_for_death)
+    assert [job.objective for job in result.jobs] == [0.1, None]
+    assert "its process died" in str(result.jobs[1].error)
+    attempts = sorted(file.name[0] for file in (tmp_path / "attempts").iterdir())
+    assert attempts == ["0", "1", "1"], "the job that died is tried once more, alone"
 
 
 @pytest.mark.nightly
