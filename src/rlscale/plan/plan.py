@@ -43,6 +43,7 @@ from rlscale.plan.model_size import (
 )
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
+from rlscale.plan.tower_work import with_tower
 
 MAX_MATRIX_LEN = 64
 """Longest sample whose attention is plain matrix products on a CPU (training/attention/packed.py)."""
@@ -281,6 +282,8 @@ def _trainer(
     a, reference = models["policy"], models.get("reference")
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
+    if a.tower is not None:
+        work = with_tower(work, a.tower, config, batches, lengths)
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(
             num_ranks=num_ranks,
