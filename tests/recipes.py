@@ -7,6 +7,8 @@ RUNNABLE = (
     "code_warmup",
     "deepseek_r1",
     "framework_agent",
+    "geo3k_vlm",
+    "geo3k_vlm_multi_turn",
     "glm45_355b_a32b",
     "glm4_9b_dapo",
     "guess",

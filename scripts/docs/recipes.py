@@ -29,7 +29,9 @@ def make_recipes_page() -> str:
     """The page: one row for each recipe."""
     names = ConfigFolders.find().groups()["experiment"]
     plain = {name: _load(name) for name in names}
-    larger = {f"{name} {OVERLAY}": _load(name, OVERLAY) for name in names if has_agent(plain[name].config)}
+    # Agents that are small examples; others have a large model already.
+    small = [name for name in names if has_agent(plain[name].config) and plain[name].config.model.build is not None]
+    larger = {f"{name} {OVERLAY}": _load(name, OVERLAY) for name in small}
     rows = [_HEAD, ("---",) * len(_HEAD), *(_row(name, loaded) for name, loaded in (plain | larger).items())]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     return f"{_INTRODUCTION}\n{table}\n"

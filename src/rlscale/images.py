@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 _DATA = "data:"
+IMAGE_MARK = "<image>"
+"""Marks the place of an image in the text of a message."""
+
+IMAGE_TYPE = "image"
+"""Type of a content part that is an image; its key of the same name has the hash of the encoded bytes."""
+
 Grid = tuple[int, int, int]
 """Patches of an image: frames, rows, columns."""
 
@@ -80,6 +86,27 @@ def build_images(values: Sequence[Mapping[str, Any]]) -> tuple[Image, ...]:
     return tuple(Image(**{**value, "grid": tuple(value["grid"])}) for value in values)
 
 
+def split_marks(text: str) -> list[dict[str, str]]:
+    """Content parts of a text: each `<image>` becomes a part that is an image."""
+    first, *others = text.split(IMAGE_MARK)
+    parts = [{"type": "text", "text": first}]
+    for each in others:
+        parts += [{"type": IMAGE_TYPE}, {"type": "text", "text": each}]
+    return [part for part in parts if part.get("text") != ""]
+
+
+def is_image_part(part: Any) -> bool:
+    """Whether a content part of a message is an image."""
+    return isinstance(part, Mapping) and part.get("type") == IMAGE_TYPE
+
+
+def image_digests(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Hashes of the images in messages, in the order of their places."""
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [str(part.get(IMAGE_TYPE)) for part in parts if is_image_part(part)]
+
+
 def collapse_placeholders(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
     """Token ids with one placeholder for each image: SGLang repeats it as often as the image has features.
 
@@ -101,6 +128,12 @@ def collapse_placeholders(token_ids: Sequence[int], images: Sequence[Image]) -> 
     if token in token_ids[place:]:
         raise ValueError(f"a prompt must have no placeholder but those of its {len(images)} images, got one more")
     return found + list(token_ids[place:])
+
+
+def image_file_name(digest: str, content: bytes) -> str:
+    """Name of the file of an image: its hash, with the usual ending of its format."""
+    endings = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
+    return digest + next((ending for start, ending in endings.items() if content.startswith(start)), "")
 
 
 def digest_of(content: bytes) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlscale.images import Image
+from rlscale.images import Image, image_digests
 from rlscale.types import (
     ANSWER,
     Failure,
@@ -337,6 +337,7 @@ def _keeps_messages(sample: Sample) -> bool:
 
 def _add_conversation(trajectory: Trajectory, sample: Sample) -> None:
     ids, end = sample.tokens[sample.prompt_len :], 0
+    later = list(sample.images[len(sample.prompt.images) :])
     for number, known in enumerate(sample.turns):
         start, end = end, end + known.num_tokens
         trajectory.extend(
@@ -349,16 +350,19 @@ def _add_conversation(trajectory: Trajectory, sample: Sample) -> None:
         )
         turn = trajectory.turns[number]
         turn.messages, turn.interval_s = known.messages, known.interval_s
+        # The messages of an empty turn are those of its prompt, which has their images.
+        num_images = len(image_digests(known.messages)) if known.num_tokens else 0
+        turn.images, later = tuple(later[:num_images]), later[num_images:]
     # The texts of the turns say which is the last answer.
     trajectory.metadata.pop(ANSWER, None)
     trajectory.turns[-1].routes = sample.routes
-    _begin_path(trajectory.turns[0], trajectory, sample)
+    # Functions of the user add images without messages: all of them come before the path continues.
+    trajectory.turns[0].images += tuple(later)
+    _set_prompt(trajectory.turns[0], trajectory, sample)
 
 
-def _begin_path(turn: Turn, trajectory: Trajectory, sample: Sample) -> None:
-    """Sets what the first turn of a path has of the whole path."""
-    # The turns of later images are not stored: all of them come before the path continues.
-    turn.images = sample.images[len(sample.prompt.images) :]
+def _set_prompt(turn: Turn, trajectory: Trajectory, sample: Sample) -> None:
+    """Sets the prompt of a path in its first turn, if it is not that of the trajectory."""
     if sample.prompt != trajectory.prompt:
         turn.prompt = sample.prompt
 
@@ -386,7 +390,9 @@ def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> N
             parent=parent,
         )
         if not start:
-            _begin_path(trajectory.turns[parent], trajectory, sample)
+            # The turns of later images are not stored: all of them come before the path continues.
+            trajectory.turns[parent].images = sample.images[len(sample.prompt.images) :]
+            _set_prompt(trajectory.turns[parent], trajectory, sample)
     if sample.routes is not None and parent is not None:
         trajectory.turns[parent].routes = sample.routes
 

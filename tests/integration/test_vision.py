@@ -52,6 +52,47 @@ def test_sglang_reads_the_images_with_the_weights_of_each_sync(command: Command)
     assert command.left_over() == {}
 
 
+LATER = """
+from rlscale.agents import StepResult
+
+class Later:
+    # Asks for a word, then shows the row with its picture; the second answer is graded.
+    def reset(self, task):
+        self._task, self._is_shown = task, False
+        return "look"
+
+    def step(self, action):
+        if not self._is_shown:
+            self._is_shown = True
+            return StepResult(messages=list(self._task.messages))
+        return StepResult(reward=float(action.text == str(self._task.label)), done=True)
+"""
+IN_TURNS = ("agent.environment_path=later_picture:Later", "agent.max_turns=2", "rollout.max_response_len=6")
+
+
+@pytest.mark.nightly
+def test_engine_and_two_trainer_ranks_agree_on_the_images_of_later_turns(command: Command) -> None:
+    (command.folder / "later_picture.py").write_text(LATER)
+    # Random answers of one token, so that most trajectories have their second turn.
+    model = ("model=tiny_qwen3_vl", "model.head_dim=16", *TINY)
+    done = command.run(*SHORT, *model, *IN_TURNS, "rollout.max_response_len=64", small=False)
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    assert len(trained) == 3 and all(m["logprob_diff/max"] < 1e-4 for m in trained)
+    assert max(m["agent/turns_mean"] for m in trained) > 1
+    assert list((command.run_dir / "images").iterdir())
+    assert command.left_over() == {}
+
+
+@pytest.mark.nightly
+def test_a_picture_of_an_environment_is_learned_from(command: Command) -> None:
+    (command.folder / "later_picture.py").write_text(LATER)
+    done = command.run("+experiment=quickstart_vision", *IN_TURNS, small=False, timeout_s=1500)
+    assert done.code == 0, done.err
+    rewards = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
+    assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
+
+
 @pytest.mark.nightly
 def test_the_quickstart_learns_to_count_squares(command: Command) -> None:
     done = command.run("+experiment=quickstart_vision", small=False, timeout_s=1500)

@@ -1,12 +1,14 @@
 """The conversation of one trajectory with the policy, within the budgets of the config."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlscale.errors import EngineError, RenderError
+from rlscale.images import Image, collapse_placeholders
 from rlscale.renderers.conversation_tree import ConversationTree, PreparedRequest
+from rlscale.renderers.message_images import MessageImages, SampledPlaceholderError
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer, ToolSpec
 from rlscale.rollout.generate_call import TrajectoryFailed
 from rlscale.rollout.generate_session import ABORTED, FULL, GenerateSession
@@ -59,9 +61,11 @@ class AgentConversation:
     Args:
         trajectory: without turns, or an aborted one for `resume`.
         max_turns: answers of the policy.
+        images: that messages name by hash. None: the messages are texts.
 
     Example:
-        talk = AgentConversation(trajectory, session, renderer, messages=prompt.conversation, tools=specs, max_turns=4)
+        talk = AgentConversation(trajectory, session, renderer, tools=specs, max_turns=4)
+        talk.add(*prompt.conversation)
         while (answer := await talk.answer()) is not None and answer.tool_calls:
             talk.add({"role": "tool", "content": "3"})
     """
@@ -72,26 +76,35 @@ class AgentConversation:
         session: GenerateSession,
         renderer: Renderer,
         *,
-        messages: Sequence[Message],
         tools: Sequence[ToolSpec] = (),
         max_turns: int,
+        images: MessageImages | None = None,
     ) -> None:
-        self.messages: list[Message] = list(messages)
+        self.messages: list[Message] = []
         self.counts = AgentCounts()
         self._trajectory, self._session, self._tools = trajectory, session, tuple(tools)
-        self._max_turns = max_turns
-        self._tree, self._renderer = ConversationTree(trajectory, renderer), renderer
+        self._max_turns, self._images = max_turns, images
+        self._tree, self._renderer = ConversationTree(trajectory, renderer, images=images), renderer
         self._begun: PreparedRequest | None = None  # whose answer, the last turn, an earlier rollout has begun
         self._num_before = trajectory.num_sampled  # tokens of earlier rollouts
 
     def resume(self) -> None:
-        """Continues an aborted trajectory, see `can_continue`: the next answer is the rest of its last turn."""
+        """Continues an aborted trajectory, see `can_continue`: the next answer is the rest of its last turn.
+
+        The messages before its first turn have been added.
+        """
         trajectory = self._trajectory
         if (own := trajectory.turns[0].prompt) is not None:
             trajectory.prompt, trajectory.turns[0].prompt = own, None
+        self.know(trajectory.images())
         self.counts = AgentCounts.from_metadata(trajectory.metadata)
         self.counts.turns -= 1  # it is counted when it is complete
         self.messages, self._begun = self._tree.reopen(self.messages, self._tools)
+
+    def know(self, images: Iterable[Image]) -> None:
+        """Makes images known that messages name by hash."""
+        if self._images is not None:
+            self._images.add(images)
 
     def add(self, *messages: Message) -> None:
         """Adds messages that the next answer follows."""
@@ -101,7 +114,8 @@ class AgentConversation:
         """The next answer of the policy, which is then the last message; None: the rollout has ended.
 
         Raises:
-            TrajectoryFailed: turns or tokens are used up (`budget`), or the messages cannot be rendered.
+            TrajectoryFailed: turns or tokens are used up (`budget`), the policy wrote placeholders of images
+                (`policy`), or the messages cannot be rendered.
             EngineError: no engine answered.
         """
         if self.counts.turns >= self._max_turns:
@@ -109,7 +123,10 @@ class AgentConversation:
             raise failed(FailureCause.budget, f"agent.max_turns={self._max_turns} is used up")
         begun = self._begun
         request = begun or await self._prepare()
-        generation = await self._generate(request.token_ids if begun is None else self._trajectory.token_ids())
+        if begun is None:
+            generation = await self._generate(request.token_ids, self._tree.images_of(request))
+        else:
+            generation = await self._generate(self._trajectory.token_ids(), self._trajectory.images())
         if generation.finish_reason == "length" and not generation.output_ids and begun is None:
             self._trajectory.status = SampleStatus.truncated
             raise failed(FailureCause.budget, "the tokens of the trajectory are used up")
@@ -130,25 +147,33 @@ class AgentConversation:
         try:
             # In a thread: a long conversation takes milliseconds, in which the loop would answer no one.
             request = await asyncio.to_thread(self._tree.prepare, self.messages, self._tools)
+        except SampledPlaceholderError as error:
+            self._trajectory.status = SampleStatus.truncated
+            raise failed(FailureCause.policy, str(error)) from error
         except RenderError as error:
             raise failed(FailureCause.controller, f"the messages cannot be rendered: {error}") from error
         # Later requests extend the first one, or have their own prompts in the tree.
         if not self._trajectory.turns:
-            self._set_prompt(request.token_ids)
+            self._set_prompt(request)
         return request
 
-    def _set_prompt(self, token_ids: Sequence[int]) -> None:
+    def _set_prompt(self, request: PreparedRequest) -> None:
         """Makes the first request the prompt of the trajectory: it has the tools, which the row's own may lack."""
         prompt, tokenizer = self._trajectory.prompt, self._session.tokenizer
-        if prompt.token_ids == tuple(token_ids):
+        token_ids, images = request.token_ids, request.images if self._images is not None else prompt.images
+        if prompt.token_ids == tuple(token_ids) and [i.digest for i in prompt.images] == [i.digest for i in images]:
             return
-        text = prompt.text if tokenizer is None else tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        # The text has one placeholder for each image.
+        short = collapse_placeholders(token_ids, images)
+        text = prompt.text if tokenizer is None else tokenizer.decode(short, skip_special_tokens=False)
         assert isinstance(text, str), "decoding one list of ids gives one text"
         # The messages stay those of the row, also of one without a chat template.
         messages = prompt.conversation
-        self._trajectory.prompt = replace(prompt, token_ids=tuple(token_ids), text=text, messages=messages)
+        self._trajectory.prompt = replace(
+            prompt, token_ids=tuple(token_ids), text=text, messages=messages, images=tuple(images)
+        )
 
-    async def _generate(self, token_ids: Sequence[int]) -> Generation:
+    async def _generate(self, token_ids: Sequence[int], images: Sequence[Image]) -> Generation:
         """One answer; all answers share the tokens of the trajectory."""
         given = self._session.params
         left = given.max_new_tokens - self._trajectory.num_sampled
@@ -159,6 +184,7 @@ class AgentConversation:
             max_new_tokens=left,
             min_new_tokens=min(given.min_new_tokens, left),
             stop_token_ids=tuple(dict.fromkeys((*given.stop_token_ids, *self._renderer.stop_ids))),
+            images=given.images if self._images is None else tuple(images),
         )
         round_tokens = self._session.round_tokens
         if round_tokens is not None:

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeAlias
 from rlscale.renderers.renderer import Message, ToolCall, ToolSpec
 
 Messages: TypeAlias = str | Message | Sequence[Message]
-"""Messages of an environment; a text is one message of the user."""
+"""Messages of an environment; a text is one message of the user. In a run with images a content may be a list of texts,
+PIL images and parts `{"type": "image", "image": <PIL image, bytes, path or data URL>}`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +25,7 @@ class Task:
     """
 
     index: int  # 0-based row of the prompt source
-    messages: tuple[dict[str, Any], ...]  # of the row
+    messages: tuple[dict[str, Any], ...]  # of the row; its images are parts with their path or data URL
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)  # of the row
     seed: int = 0  # of the trajectory; another one for each trajectory of a group

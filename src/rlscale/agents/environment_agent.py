@@ -2,12 +2,15 @@
 
 import time
 
+from rlscale.agents.content_parts import NO_IMAGES, has_images
 from rlscale.agents.conversation import AgentConversation, failed, keep_counts, run_attempt
 from rlscale.agents.environment import Action, Task
 from rlscale.agents.environment_log import EnvironmentLog, Episode
 from rlscale.agents.environment_pool import EnvironmentFailed, EnvironmentLease, EnvironmentPool
+from rlscale.agents.run_images import RunImages, task_messages
 from rlscale.config.groups.agent import AgentConfig, EnvironmentReward
-from rlscale.renderers.renderer import ParsedAnswer, Renderer
+from rlscale.images import Image
+from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.trajectory import CONVERSATIONS, FORKS, RESTARTED, Trajectory
 from rlscale.types import AGENT, Failure, FailureCause
@@ -23,12 +26,20 @@ class EnvironmentAgent:
 
     Args:
         log: of the episodes. None: they are not kept.
+        images: of a run whose model reads images.
     """
 
     def __init__(
-        self, pool: EnvironmentPool, renderer: Renderer, config: AgentConfig, *, log: EnvironmentLog | None = None
+        self,
+        pool: EnvironmentPool,
+        renderer: Renderer,
+        config: AgentConfig,
+        *,
+        log: EnvironmentLog | None = None,
+        images: RunImages | None = None,
     ) -> None:
         self._pool, self._renderer, self._config, self._log = pool, renderer, config, log
+        self._images = images
 
     async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
         """Returns why the attempt ended early: `budget`, `environment`, `model_server` or `controller`."""
@@ -40,7 +51,7 @@ class EnvironmentAgent:
         prompt = trajectory.prompt
         task = Task(
             index=prompt.index,
-            messages=prompt.conversation,
+            messages=prompt.conversation if self._images is None else task_messages(prompt),
             label=prompt.label,
             metadata=prompt.metadata,
             seed=trajectory.seed,
@@ -60,20 +71,26 @@ class EnvironmentAgent:
         self, environment: EnvironmentLease, trajectory: Trajectory, session: GenerateSession, episode: Episode
     ) -> None:
         # The first messages are those of the environment: it decides which of the row it shows.
-        start = episode.start = await environment.reset(episode.task)
+        start = await environment.reset(episode.task)
+        messages, images = await self._open(start["messages"])
+        episode.add_start({**start, "messages": messages}, images)
         talk = AgentConversation(
             trajectory,
             session,
             self._renderer,
-            messages=start["messages"],
             tools=start["tools"],
             max_turns=self._config.max_turns,
+            images=None if self._images is None else self._images.of(trajectory.prompt),
         )
+        talk.know(images)
+        talk.add(*messages)
         try:
             while (answer := await talk.answer()) is not None:
                 action, began_s = _as_action(answer), time.monotonic()
                 result = await environment.step(action)
-                episode.add_step(action, result, time.monotonic() - began_s)
+                seconds = time.monotonic() - began_s
+                messages, images = await self._open(result["messages"])
+                episode.add_step(action, {**result, "messages": messages}, seconds, images=images)
                 talk.counts.tool_calls += len(answer.tool_calls)
                 # Counts of rlscale stay what they are.
                 own = {name: value for name, value in result["metadata"].items() if name not in _RESERVED}
@@ -83,11 +100,23 @@ class EnvironmentAgent:
                 if result["done"]:
                     episode.end = "done"
                     return
-                talk.add(*result["messages"])
+                talk.know(images)
+                talk.add(*messages)
         finally:
             keep_counts(trajectory, talk.counts)
             # A trajectory whose tokens ran out has the rewards of its steps so far.
             trajectory.reward = self._reward(talk.counts.step_rewards)
+
+    async def _open(self, messages: list[Message]) -> tuple[list[Message], list[Image]]:
+        """Messages with their images opened. Raises EnvironmentFailed if the model cannot read one."""
+        if not has_images(messages):
+            return messages, []
+        if self._images is None:
+            raise EnvironmentFailed(f"messages cannot be used: {NO_IMAGES}")
+        try:
+            return await self._images.open(messages)
+        except ValueError as error:
+            raise EnvironmentFailed(f"messages cannot be used: {' '.join(str(error).split())}") from error
 
     def _reward(self, rewards: list[float]) -> float | None:
         if not rewards:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any
 
+from rlscale.agents.content_parts import image_contents
 from rlscale.agents.environment import Messages, Observation, StepResult, as_messages
 from rlscale.agents.tool import cut_text
 from rlscale.config.groups.custom import with_custom
@@ -133,9 +134,17 @@ def _plain(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 
 def message_values(given: Messages, *, max_chars: int) -> list[dict[str, Any]]:
-    """JSON values of messages, each cut to a length."""
-    texts = [(each, message_text(each.get("content"))) for each in as_messages(given)]
-    return [{**each, "content": cut_text(text, max_chars)} for each, text in texts]
+    """JSON values of messages, each text cut to a length.
+
+    Raises:
+        OSError, ValueError: an image cannot be read.
+    """
+    return [{**each, "content": _content(each.get("content"), max_chars)} for each in as_messages(given)]
+
+
+def _content(given: Any, max_chars: int) -> Any:
+    parts = image_contents(given, cut=lambda text: cut_text(text, max_chars))
+    return cut_text(message_text(given), max_chars) if parts is None else parts
 
 
 def step_values(found: Any, *, max_chars: int) -> dict[str, Any]:

@@ -1,16 +1,20 @@
 """Logs of environments: one JSON line for each episode, with its task, actions, observations and times.
 
 <folder>/<number of the file>.jsonl: {"trajectory", "row", "seed", "task", "start", "steps": [...], "end"}
+<folder>/<number of the file>.images/<hash>.png: the images of these observations, each once
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlscale.agents.content_parts import map_images
 from rlscale.agents.environment import Action, Task
 from rlscale.errors import DataError
+from rlscale.images import Image, digest_of, image_file_name, read_uri
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,9 +27,18 @@ class Episode:
     start: Mapping[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     end: str = "stopped"  # done, stopped (by a budget or the run), or why the environment failed
+    images: dict[str, Image] = field(default_factory=dict)  # of the observations, by hash
 
-    def add_step(self, action: Action, result: Mapping[str, Any], seconds: float) -> None:
-        """Adds an action with its result."""
+    def add_start(self, start: Mapping[str, Any], images: Iterable[Image] = ()) -> None:
+        """Sets the first observation, whose messages name their images by hash."""
+        self.start = start
+        self.images |= {image.digest: image for image in images}
+
+    def add_step(
+        self, action: Action, result: Mapping[str, Any], seconds: float, *, images: Iterable[Image] = ()
+    ) -> None:
+        """Adds an action with its result, whose messages name their images by hash."""
+        self.images |= {image.digest: image for image in images}
         self.steps.append({"action": asdict(action), "result": dict(result), "seconds": round(seconds, 6)})
 
     def to_json(self) -> dict[str, Any]:
@@ -35,11 +48,16 @@ class Episode:
             "row": self.task.index,
             "seed": self.task.seed,
             "is_evaluation": self.is_evaluation,
-            "task": asdict(self.task),
+            "task": asdict(replace(self.task, messages=tuple(map_images(self.task.messages, _short)))),
             "start": dict(self.start),
             "steps": self.steps,
             "end": self.end,
         }
+
+
+def _short(uri: str) -> str:
+    # The row has the image.
+    return digest_of(read_uri(uri)) if uri.startswith("data:") else uri
 
 
 class EnvironmentLog:
@@ -59,13 +77,40 @@ class EnvironmentLog:
         # At most one older file is kept.
         if not self._num_episodes:
             (self._folder / f"{self._file_number - 2}.jsonl").unlink(missing_ok=True)
+            shutil.rmtree(self._folder / f"{self._file_number - 2}.images", ignore_errors=True)
         self._num_episodes += 1
         with (self._folder / f"{self._file_number}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(episode.to_json(), ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(self._written(episode), ensure_ascii=False, default=str) + "\n")
+
+    def _written(self, episode: Episode) -> dict[str, Any]:
+        """JSON values, after the files of the images, which they name."""
+        names: dict[str, str] = {}
+        folder = self._folder / f"{self._file_number}.images"
+        for digest, image in episode.images.items():
+            content = image.read()
+            name = image_file_name(digest, content)
+            names[digest] = f"{folder.name}/{name}"
+            folder.mkdir(exist_ok=True)
+            if not (folder / name).exists():
+                (folder / name).write_bytes(content)
+        return _with_places(episode.to_json(), names)
+
+
+def _with_places(episode: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """An episode in which the observations name their images by these values."""
+
+    def placed(observation: Mapping[str, Any]) -> dict[str, Any]:
+        messages: Sequence[Any] = observation.get("messages", ())
+        return {**observation, "messages": map_images(messages, lambda value: names.get(value, value))}
+
+    if not names:
+        return episode
+    steps = [{**step, "result": placed(step["result"])} for step in episode["steps"]]
+    return {**episode, "start": placed(episode["start"]), "steps": steps}
 
 
 def read_episodes(path: Path) -> list[dict[str, Any]]:
-    """The episodes of a file or of a folder of files, the oldest first.
+    """The episodes of a file or of a folder of files, the oldest first. Images are parts with the paths of their files.
 
     Raises:
         DataError: there is none, or a line is no episode.
@@ -75,6 +120,8 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
     for file in files:
         if not file.is_file():
             break
+        images = file.parent.absolute().glob(f"{file.stem}.images/*")
+        places = {f"{each.parent.name}/{each.name}": str(each) for each in images}
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 episode = json.loads(line)
@@ -82,7 +129,7 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
                 raise DataError(f"{file}, line {number} must be JSON, got {line[:60]!r}; remove the line") from error
             if not isinstance(episode, dict) or "steps" not in episode:
                 raise DataError(f"{file}, line {number} must be an episode, got {line[:60]!r}; remove the line")
-            episodes.append(episode)
+            episodes.append(_with_places(episode, places))
     if not episodes:
         raise DataError(f"{path} must be a log of environments, got no episode; see agent.environment_path")
     return episodes

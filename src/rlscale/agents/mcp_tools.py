@@ -22,6 +22,7 @@ from rlscale.agents.tool_pool import SHARED, Owner, ToolResult
 from rlscale.config.addresses import public_url
 from rlscale.config.groups.agent import AgentConfig, McpSessions
 from rlscale.errors import ConfigError, Problem
+from rlscale.images import IMAGE_TYPE
 from rlscale.renderers.renderer import ToolSpec
 
 KEY = "agent.mcp_servers"
@@ -36,10 +37,13 @@ class McpTools:
 
     Args:
         specs: of `list_tools`.
+        reads_images: results have their images; else `[image]` stands for one.
     """
 
-    def __init__(self, server: str, specs: Sequence[ToolSpec], config: AgentConfig) -> None:
-        self.specs = list(specs)
+    def __init__(
+        self, server: str, specs: Sequence[ToolSpec], config: AgentConfig, *, reads_images: bool = False
+    ) -> None:
+        self.specs, self._reads_images = list(specs), reads_images
         self._server, self._timeout_s, self._max_chars = server, config.tool_timeout_s, config.max_tool_chars
         self._is_shared = config.mcp_sessions == McpSessions.shared
         self.keeps_state = not self._is_shared
@@ -74,7 +78,20 @@ class McpTools:
             self._drop(owner, session)
             return _failed(_describe(error, session.stderr_end()))
         text = cut_text(_text(found), self._max_chars)
-        return _rejected(text) if found.is_error else ToolResult(text=text)
+        if found.is_error:
+            return _rejected(text)
+        return ToolResult(text=text, parts=self._parts(found) if self._reads_images else ())
+
+    def _parts(self, found: Any) -> tuple[dict[str, str], ...]:
+        """Texts and images of a result; empty: it has no image."""
+        if not any(each.type == IMAGE_TYPE for each in found.content):
+            return ()
+        return tuple(
+            {"type": IMAGE_TYPE, IMAGE_TYPE: f"data:{each.mime_type};base64,{each.data}"}
+            if each.type == IMAGE_TYPE
+            else {"type": "text", "text": cut_text(_text_of(each), self._max_chars)}
+            for each in found.content
+        )
 
     async def release(self, owner: Owner) -> None:
         """See ToolCaller."""
@@ -203,9 +220,13 @@ def _transport(server: str, stderr: TextIO) -> Any:
     return stdio_client(StdioServerParameters(command=command, args=arguments), errlog=stderr)
 
 
+def _text_of(part: Any) -> str:
+    # Sound and other parts have no tokens.
+    return part.text if part.type == "text" else f"[{part.type}]"
+
+
 def _text(found: Any) -> str:
-    # Images and other parts have no tokens here.
-    parts = [each.text if each.type == "text" else f"[{each.type}]" for each in found.content]
+    parts = [_text_of(each) for each in found.content]
     if not parts and found.structured_content is not None:
         return result_text(found.structured_content)
     return "\n".join(parts)

@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Sequence
 
 from rlscale.agents.conversation import AgentConversation, can_continue, failed, keep_counts, run_attempt
+from rlscale.agents.run_images import RunImages
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig
+from rlscale.renderers.message_images import prompt_messages
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.trajectory import CONTINUED, Trajectory
@@ -25,8 +27,13 @@ class ToolAgent:
     `agent.on_tool_error` says.
     """
 
-    def __init__(self, box: ToolBox, renderer: Renderer, config: AgentConfig) -> None:
-        self._box, self._renderer, self._config = box, renderer, config
+    def __init__(
+        self, box: ToolBox, renderer: Renderer, config: AgentConfig, *, images: RunImages | None = None
+    ) -> None:
+        """Args:
+        images: of a run whose model reads images.
+        """
+        self._box, self._renderer, self._config, self._images = box, renderer, config, images
 
     async def __call__(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
         """Returns why the attempt ended early: `budget`, `tool`, `model_server` or `controller`."""
@@ -40,10 +47,11 @@ class ToolAgent:
             trajectory,
             session,
             self._renderer,
-            messages=trajectory.prompt.conversation,
+            images=None if self._images is None else self._images.of(trajectory.prompt),
             tools=self._box.specs,
             max_turns=self._config.max_turns,
         )
+        talk.add(*prompt_messages(trajectory.prompt))
         if is_continued:
             trajectory.metadata[CONTINUED] = trajectory.metadata.get(CONTINUED, 0) + 1
             talk.resume()
@@ -82,8 +90,9 @@ class ToolAgent:
             if result.error is not None and self._box.fails_trajectories:
                 message = f"tool {call.name} failed ({result.num_calls} calls): {result.error}"
                 raise failed(result.cause, message)
+        talk.know(image for result in results for image in result.images)
         return [
-            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result.text}
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result.content}
             for call, result in zip(calls, results, strict=True)
         ]
 

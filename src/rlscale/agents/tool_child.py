@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlscale.agents.content_parts import image_contents
 from rlscale.agents.load_tools import load_tools
 from rlscale.agents.tool import Tool, ToolError, cut_text, result_text
 from rlscale.rewards.call_server import encode_error, serve_calls, to_error
@@ -71,10 +72,13 @@ class _ToolCall:
         try:
             if isinstance(found, GradingError):
                 return encode_error(found)
-            kind = "rejected" if isinstance(found, ToolError) else "text"
-            text = str(found) if isinstance(found, ToolError) else result_text(found)
-            # Lone surrogates have no tokens.
-            text = text.encode(errors="replace").decode()
-            return {kind: cut_text(text, self._max_chars)}
+            if isinstance(found, ToolError):
+                return {"rejected": self._cut(str(found))}
+            parts = image_contents(found, cut=self._cut)
+            return {"text": self._cut(result_text(found))} if parts is None else {"parts": parts}
         except Exception as error:  # the value is the user's: its methods may raise anything
             return encode_error(to_error(error))
+
+    def _cut(self, text: str) -> str:
+        # Lone surrogates have no tokens.
+        return cut_text(text.encode(errors="replace").decode(), self._max_chars)

@@ -3,12 +3,15 @@
 import asyncio
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
+from rlscale.agents.content_parts import NO_IMAGES
+from rlscale.agents.run_images import RunImages
 from rlscale.agents.tool import Tool
 from rlscale.agents.tool_child import ToolsSpec
 from rlscale.config.groups.agent import AgentConfig, OnToolError
+from rlscale.images import Image
 from rlscale.renderers.renderer import ToolSpec
 from rlscale.rewards.call_pool import CallPool, PoolLimits, Reply
 from rlscale.rewards.call_process import ChildProgram
@@ -39,6 +42,13 @@ class ToolResult:
     cause: FailureCause = FailureCause.tool  # of an error
     num_calls: int = 1  # with those that were repeated
     seconds: float = 0.0
+    parts: tuple[Mapping[str, str], ...] = ()  # texts and images; empty: the result is `text`
+    images: tuple[Image, ...] = ()  # of `parts`, which name them by hash
+
+    @property
+    def content(self) -> Any:
+        """The content of the message of the tool."""
+        return list(self.parts) or self.text
 
 
 class ToolCaller(Protocol):
@@ -106,8 +116,11 @@ class ToolBox:
         await box.close(wait=True)
     """
 
-    def __init__(self, callers: Sequence[ToolCaller], config: AgentConfig) -> None:
-        self._callers = list(callers)
+    def __init__(self, callers: Sequence[ToolCaller], config: AgentConfig, *, images: RunImages | None = None) -> None:
+        """Args:
+        images: of a run whose model reads images.
+        """
+        self._callers, self._images = list(callers), images
         self._caller_of: Mapping[str, ToolCaller] = {
             spec["function"]["name"]: caller for caller in callers for spec in caller.specs
         }
@@ -125,17 +138,22 @@ class ToolBox:
         for number in range(1, self._max_calls + 1):
             if number > 1:
                 await asyncio.sleep(RETRY_BACKOFF_S * 2 ** (number - 2))
-            result = await caller.call(name, arguments, owner)
+            result = await self._opened(await caller.call(name, arguments, owner))
             if result.error is None:
                 break
-        return ToolResult(
-            text=result.text,
-            is_rejected=result.is_rejected,
-            error=result.error,
-            cause=result.cause,
-            num_calls=number,
-            seconds=time.monotonic() - began_s,
-        )
+        return replace(result, num_calls=number, seconds=time.monotonic() - began_s)
+
+    async def _opened(self, result: ToolResult) -> ToolResult:
+        """The result with its images opened; a failure if the model cannot read them."""
+        if not result.parts:
+            return result
+        if self._images is None:
+            return _failed(GradingError(cause=NO_IMAGES))
+        try:
+            (message,), images = await self._images.open([{"content": list(result.parts)}])
+        except ValueError as error:
+            return _failed(GradingError(cause=" ".join(str(error).split())))
+        return replace(result, parts=tuple(message["content"]), images=tuple(images))
 
     def keeps_state(self, name: str) -> bool:
         """Whether calls of this tool depend on earlier ones of the same attempt."""
@@ -163,6 +181,8 @@ def _as_result(reply: Reply) -> ToolResult:
         return _failed(reply)
     if isinstance(text := reply.get("text"), str):
         return ToolResult(text=text)
+    if isinstance(parts := reply.get("parts"), list):
+        return ToolResult(text="", parts=tuple(parts))
     if isinstance(text := reply.get("rejected"), str):
         return ToolResult(text=f"Error: {text}", is_rejected=True)
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import hf_fields
+from rlscale.architectures.tower_shape import TowerShape
 
 Shape = tuple[int, ...]
 
@@ -64,6 +65,7 @@ class Architecture:
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    tower: TowerShape | None = None  # of a model with images; None: text only, or not known
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> Architecture:
@@ -182,9 +184,10 @@ class Architecture:
         return _layer_shapes(self, self.num_dense_layers if self.has_experts(layer) else 0)
 
     def root_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of embedding, final norm and output layer."""
+        """Shapes of embedding, final norm, output layer, and of the vision tower without its blocks."""
         table = (self.vocab_size, self.hidden_size)
-        return (table, (self.hidden_size,), *(() if self.tied else (table,)))
+        tower = () if self.tower is None else (shape for _, shape in self.tower.other_shapes())
+        return (table, (self.hidden_size,), *(() if self.tied else (table,)), *tower)
 
     def layer_parameters(self, layer: int) -> int:
         """Parameters of a decoder layer."""
@@ -199,13 +202,19 @@ class Architecture:
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside of the layers."""
+        """Parameters outside of the layers and of the blocks of a vision tower."""
         return count_elements(self.root_shapes())
+
+    @property
+    def tower_block_parameters(self) -> int:
+        """Parameters of all blocks of the vision tower."""
+        return 0 if self.tower is None else self.tower.depth * self.tower.block_parameters
 
     @property
     def parameters(self) -> int:
         """Parameters of the whole model."""
-        return self.root_parameters + sum(self.layer_parameters(layer) * n for layer, n in self.kinds.items())
+        layers = sum(self.layer_parameters(layer) * n for layer, n in self.kinds.items())
+        return self.root_parameters + layers + self.tower_block_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -221,7 +230,7 @@ class Architecture:
         """Floating-point operations of a forward pass."""
         widths = self.query_width + self.value_width  # products with keys, and with values
         return ForwardCost(
-            per_token=2 * (self.active_parameters - self.root_parameters),
+            per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters),
             per_pair=2 * self.num_layers * self.num_heads * widths,
             per_logit_row=2 * self.vocab_size * self.hidden_size,
         )

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
-from rlscale.images import build_images
+from rlscale.images import Image, build_images
 from rlscale.teacher_scores import TeacherScores
 from rlscale.types import (
     ConversationPart,
@@ -56,15 +56,7 @@ def save_groups(folder: Path, groups: Sequence[Group], *, name: str = PENDING) -
     if not groups:
         return
     samples = [sample for group in groups for sample in (*group.samples, *group.failed)]
-    entries = [
-        {
-            "index": group.index,
-            "prompt": asdict(group.prompt),
-            "samples": [_sample_entry(sample, group) for sample in group.samples],
-            "failed": [_sample_entry(sample, group) for sample in group.failed],
-        }
-        for group in groups
-    ]
+    entries = [_group_entry(group) for group in groups]
     (folder / f"{name}.json").write_text(json.dumps(entries, default=_to_python), encoding="utf-8")
     # Sample i has tokens offsets[i] to offsets[i + 1] of every column.
     columns = {
@@ -135,7 +127,35 @@ def load_groups(folder: Path, *, name: str = PENDING) -> list[Group]:
         ) from error
 
 
-def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
+class _ImageTable:
+    """Images of a group, each stored once; prompts and samples have their numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Image, int] = {}
+
+    def numbers(self, images: Sequence[Image]) -> list[int]:
+        return [self._numbers.setdefault(image, len(self._numbers)) for image in images]
+
+    def entry(self) -> list[dict[str, Any]]:
+        return [asdict(image) for image in self._numbers]
+
+
+def _group_entry(group: Group) -> dict[str, Any]:
+    images = _ImageTable()
+    return {
+        "index": group.index,
+        "prompt": _prompt_entry(group.prompt, images),
+        "samples": [_sample_entry(sample, group, images) for sample in group.samples],
+        "failed": [_sample_entry(sample, group, images) for sample in group.failed],
+        "images": images.entry(),  # last: the others fill the table
+    }
+
+
+def _prompt_entry(prompt: Prompt, images: _ImageTable) -> dict[str, Any]:
+    return {**asdict(replace(prompt, images=())), "images": images.numbers(prompt.images)}
+
+
+def _sample_entry(sample: Sample, group: Group, images: _ImageTable) -> dict[str, Any]:
     entry = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
     if sample.failure is not None:
         entry["failure"] = asdict(sample.failure)
@@ -143,28 +163,31 @@ def _sample_entry(sample: Sample, group: Group) -> dict[str, Any]:
         # What continues the conversation of an agent; without times, which differ when a run is repeated.
         entry["turns"] = [asdict(replace(turn, interval_s=None)) for turn in sample.turns]
     if sample.images != sample.prompt.images:
-        entry["images"] = [asdict(image) for image in sample.images]
-    # Only functions of the user give a sample another prompt.
-    return entry if sample.prompt == group.prompt else entry | {"prompt": asdict(sample.prompt)}
+        entry["images"] = images.numbers(sample.images)
+    # Only agents and functions of the user give a sample another prompt.
+    return entry if sample.prompt == group.prompt else entry | {"prompt": _prompt_entry(sample.prompt, images)}
 
 
-def _build_prompt(values: Mapping[str, Any]) -> Prompt:
+def _build_prompt(values: Mapping[str, Any], table: Sequence[Image]) -> Prompt:
     # JSON has lists where a prompt has tuples.
     turns = tuple(ConversationPart(*turn) for turn in values.get("turns", ()))
-    messages, images = tuple(values.get("messages", ())), build_images(values.get("images", ()))
+    messages, images = tuple(values.get("messages", ())), tuple(table[number] for number in values.get("images", ()))
     tuples = {"token_ids": tuple(values["token_ids"]), "turns": turns, "messages": messages, "images": images}
     return Prompt(**{**values, **tuples})
 
 
 def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: Sequence[tuple[int, int]]) -> Group:
-    prompt = _build_prompt(entry["prompt"])
+    table = build_images(entry["images"])
+    prompt = _build_prompt(entry["prompt"], table)
     samples = []
     for sample_fields, (start, stop) in zip((*entry["samples"], *entry["failed"]), spans, strict=True):
-        own = _build_prompt(sample_fields["prompt"]) if "prompt" in sample_fields else prompt
+        own = _build_prompt(sample_fields["prompt"], table) if "prompt" in sample_fields else prompt
         failure = sample_fields.get("failure")
         if failure is not None:
             failure = Failure(cause=FailureCause(failure["cause"]), message=failure["message"])
-        images = {"images": build_images(sample_fields["images"])} if "images" in sample_fields else {}
+        images = {}
+        if "images" in sample_fields:
+            images["images"] = tuple(table[number] for number in sample_fields["images"])
         turns = tuple(
             SampleTurn(**{**turn, "messages": tuple(turn["messages"])}) for turn in sample_fields.get("turns", ())
         )

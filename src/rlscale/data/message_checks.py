@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlscale.data.rows import Row
+from rlscale.images import IMAGE_MARK
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 ASSISTANT, INSTRUCTIONS = "assistant", ("system", "developer")
 STEP_MASK = "step_loss_mask"
 """Key of an answer: 0 keeps it out of the loss of supervised training."""
-
-IMAGE = "<image>"
-"""Marks the place of an image in the text of a message."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -105,7 +103,7 @@ def _join_parts(row: Row, content: Any, number: int, key: str, *, has_images: bo
         elif isinstance(part, dict) and part.get("type", "text") in _TEXT_PARTS and isinstance(part.get("text"), str):
             texts.append(part["text"])
         elif has_images and isinstance(part, dict) and part.get("type") == "image":
-            texts.append(IMAGE)
+            texts.append(IMAGE_MARK)
         else:
             kind = part.get("type") if isinstance(part, dict) else None
             found = f"a part of type {kind!r:.40}" if kind else type(part).__name__

@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlscale.data.message_checks import IMAGE
 from rlscale.data.rows import Row
-from rlscale.images import Image, decode_base64, read_uri, to_data_url
+from rlscale.images import IMAGE_MARK, Image, decode_base64, read_uri, split_marks, to_data_url
 from rlscale.models.image_processor import ImageProcessor
 
-_PART, _MIN_BASE64 = {"type": "image"}, 64
+_MIN_BASE64 = 64
 
 
 def row_images(row: Row, key: str, processor: ImageProcessor) -> tuple[Image, ...]:
@@ -32,10 +31,10 @@ def row_images(row: Row, key: str, processor: ImageProcessor) -> tuple[Image, ..
 
 def check_markers(row: Row, messages: Sequence[Mapping[str, Any]], num_images: int) -> None:
     """Raises BadRowError unless the messages have one `<image>` for each image."""
-    found = sum(str(message["content"]).count(IMAGE) for message in messages)
+    found = sum(str(message["content"]).count(IMAGE_MARK) for message in messages)
     if found != num_images:
         raise row.error(
-            f"have one {IMAGE} in its messages for each of its {num_images} images, got {found}; correct the row",
+            f"have one {IMAGE_MARK} in its messages for each of its {num_images} images, got {found}; correct the row",
             reason="images without places",
         )
 
@@ -46,13 +45,7 @@ def with_image_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 
 
 def _parts(content: Any) -> Any:
-    if not isinstance(content, str) or IMAGE not in content:
-        return content
-    first, *others = content.split(IMAGE)
-    parts = [{"type": "text", "text": first}]
-    for text in others:
-        parts += [dict(_PART), {"type": "text", "text": text}]
-    return [part for part in parts if part.get("text") != ""]
+    return split_marks(content) if isinstance(content, str) and IMAGE_MARK in content else content
 
 
 def _read(row: Row, value: Any, name: str, processor: ImageProcessor) -> Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlscale.agents.environment_child import EnvironmentSpec
 from rlscale.agents.environment_log import EnvironmentLog
 from rlscale.agents.environment_pool import EnvironmentPool
 from rlscale.agents.load_tools import check_server_names, load_servers, load_tools
+from rlscale.agents.run_images import RunImages
 from rlscale.agents.sandbox_tool import SandboxTools, needs_sandbox
 from rlscale.agents.tool_agent import ToolAgent
 from rlscale.agents.tool_pool import FunctionTools, ToolBox, ToolCaller
@@ -21,11 +23,13 @@ from rlscale.config.groups.sandbox import SandboxConfig
 from rlscale.config.rules import has_environment, has_tools, runs_agents
 from rlscale.driver.open_agent_runner import open_admission, open_agent_runner
 from rlscale.driver.prepared_run import PreparedRun
-from rlscale.errors import ConfigError
+from rlscale.errors import ConfigError, Problem, RenderError
 from rlscale.models.hf_models import load_hf_fields
+from rlscale.models.image_processor import load_image_processor
 from rlscale.protocols import AgentGateway
 from rlscale.renderers.answer_parser import Tokenizer
 from rlscale.renderers.families import AUTO, make_renderer
+from rlscale.renderers.message_images import MessageImages, check_image_role
 from rlscale.renderers.renderer import Renderer
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.group_generator import Generate
@@ -47,9 +51,11 @@ async def open_agent(prepared: PreparedRun, pool: EnginePool | None, *, folder: 
     """
     config = prepared.config
     if has_tools(config):
-        box = await open_tools(config.agent, config.sandbox)
+        images = await asyncio.to_thread(load_images, prepared)
+        renderer = build_renderer(prepared, images, role="tool")
+        box = await open_tools(config.agent, config.sandbox, images=images)
         try:
-            yield await _admitted(ToolAgent(box, build_renderer(prepared), config.agent), prepared, pool)
+            yield await _admitted(ToolAgent(box, renderer, config.agent, images=images), prepared, pool)
         except BaseException:
             await box.close(wait=False)
             raise
@@ -59,7 +65,9 @@ async def open_agent(prepared: PreparedRun, pool: EnginePool | None, *, folder: 
         assert path is not None, "the condition says so"
         environments = EnvironmentPool(EnvironmentSpec(path=path, custom=config.custom, max_chars=limit), config.agent)
         episodes = EnvironmentLog(folder / EPISODES, keep=config.agent.keep_logs)
-        agent = EnvironmentAgent(environments, build_renderer(prepared), config.agent, log=episodes)
+        images = await asyncio.to_thread(load_images, prepared)
+        renderer = build_renderer(prepared, images, role="user")
+        agent = EnvironmentAgent(environments, renderer, config.agent, log=episodes, images=images)
         try:
             yield await _admitted(agent, prepared, pool)
         finally:
@@ -80,8 +88,12 @@ async def _admitted(generate: Generate, prepared: PreparedRun, pool: EnginePool 
     return AdmittedAgent(generate, admission, max_context_len=positions if isinstance(positions, int) else None)
 
 
-async def open_tools(config: AgentConfig, sandbox: SandboxConfig) -> ToolBox:
-    """All tools of the config. Raises ConfigError as `check_agent`."""
+async def open_tools(config: AgentConfig, sandbox: SandboxConfig, *, images: RunImages | None = None) -> ToolBox:
+    """All tools of the config. Raises ConfigError as `check_agent`.
+
+    Args:
+        images: of a run whose model reads images.
+    """
     paths, servers = config.tools or [], config.mcp_servers or []
     tools = load_tools(paths)
     functions = [tool for tool in tools if not needs_sandbox(tool)]
@@ -95,16 +107,45 @@ async def open_tools(config: AgentConfig, sandbox: SandboxConfig) -> ToolBox:
         found = await load_servers(servers, timeout_s=config.tool_timeout_s)
         if problems := check_server_names(tools, found):
             raise ConfigError(problems)
-        callers += [McpTools(server, specs, config) for server, specs in zip(servers, found, strict=True)]
-    return ToolBox(callers, config)
+        callers += [
+            McpTools(server, specs, config, reads_images=images is not None)
+            for server, specs in zip(servers, found, strict=True)
+        ]
+    return ToolBox(callers, config, images=images)
 
 
-def build_renderer(prepared: PreparedRun) -> Renderer:
-    """The renderer of the policy's chat template."""
+def load_images(prepared: PreparedRun) -> RunImages | None:
+    """The image processor of the policy; None: the run has no images."""
+    if prepared.config.data.multimodal_keys is None:
+        return None
+    processor = load_image_processor(prepared.model_path)
+    placeholder = prepared.tokenizer.convert_ids_to_tokens(processor.layout.image_token)
+    return RunImages(processor=processor, placeholder=str(placeholder))
+
+
+def build_renderer(prepared: PreparedRun, images: RunImages | None = None, *, role: str = "user") -> Renderer:
+    """The renderer of the policy's chat template.
+
+    Args:
+        images: of a run whose model reads images.
+        role: of the messages that may have some.
+
+    Raises:
+        ConfigError: the template shows no images in such messages.
+    """
     fields = load_hf_fields(prepared.model_path)
-    return make_renderer(
+    checkpoint = prepared.config.model.hf_checkpoint or prepared.model_path
+    renderer = make_renderer(
         AUTO,
         cast(Tokenizer, prepared.tokenizer),
         model_type=str(fields.get("model_type", "")),
-        checkpoint=prepared.config.model.hf_checkpoint or prepared.model_path,
+        checkpoint=checkpoint,
+        reads_images=images is not None,
     )
+    if images is not None:
+        try:
+            check_image_role(renderer, MessageImages(images.processor.layout, images.placeholder), role)
+        except RenderError as error:
+            rule, fix = f"have a chat template that shows images in messages of the {role}", f"choose another; {error}"
+            raise ConfigError([Problem(path="model.hf_checkpoint", rule=rule, value=checkpoint, fix=fix)]) from error
+    return renderer

@@ -39,7 +39,7 @@ class ImageProcessor:
 
     def __init__(self, processor: ImageProcessingMixin, layout: VisionLayout) -> None:
         self._processor, self.layout = processor, layout
-        self._cache: OrderedDict[str, Float32] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[Float32, Grid]] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()  # an engine opens images outside of its decode thread
 
@@ -56,9 +56,11 @@ class ImageProcessor:
             ValueError: they are no image that Pillow can decode, or its sides are too different.
         """
         digest = digest_of(content)
-        pixels, grid = self._process(content)
-        self._keep(digest, pixels)
-        layout = self.layout
+        found = self._find(digest)
+        if found is None:
+            found = self._process(content)
+            self._keep(digest, *found)
+        grid, layout = found[1], self.layout
         return Image(uri=uri, digest=digest, grid=grid, token=layout.image_token, num_tokens=layout.num_tokens(grid))
 
     def open_uri(self, uri: str) -> Image:
@@ -73,16 +75,18 @@ class ImageProcessor:
         Raises:
             OSError, ValueError: the image cannot be read any more, or has other patches than when it was opened.
         """
-        with self._lock:
-            found = self._cache.get(image.digest)
-            if found is not None:
-                self._cache.move_to_end(image.digest)
-                return found
-        pixels, grid = self._process(image.read())
+        pixels, grid = self._find(image.digest) or self._process(image.read())
         if grid != tuple(image.grid):
             raise ValueError(f"{image.uri[:80]} must have {image.grid} patches, got {grid} with this image processor")
-        self._keep(image.digest, pixels)
+        self._keep(image.digest, pixels, grid)
         return pixels
+
+    def _find(self, digest: str) -> tuple[Float32, Grid] | None:
+        with self._lock:
+            found = self._cache.get(digest)
+            if found is not None:
+                self._cache.move_to_end(digest)
+            return found
 
     def _process(self, content: bytes) -> tuple[Float32, Grid]:
         # Imported here: runs without images do not need it.
@@ -99,14 +103,14 @@ class ImageProcessor:
         assert len(grid) == 3, "a grid has frames, rows and columns"
         return np.ascontiguousarray(made["pixel_values"], np.float32), grid
 
-    def _keep(self, digest: str, pixels: Float32) -> None:
+    def _keep(self, digest: str, pixels: Float32, grid: Grid) -> None:
         with self._lock:
             if digest in self._cache:
                 return
-            self._cache[digest] = pixels
+            self._cache[digest] = pixels, grid
             self._cached_bytes += pixels.nbytes
             while self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1:
-                _, oldest = self._cache.popitem(last=False)
+                _, (oldest, _) = self._cache.popitem(last=False)
                 self._cached_bytes -= oldest.nbytes
 
 

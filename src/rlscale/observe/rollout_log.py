@@ -2,6 +2,7 @@
 
 <run>/samples.jsonl          one line per selected sample: text, tokens, logprobs of engine and trainer, weight versions
 <run>/trajectories.jsonl     one line per trajectory of these samples, and of some failed ones: its tree of turns
+<run>/images/<hash>.png      the images in messages of these turns, each once
 <run>/distributions.jsonl    one line per rollout: counts of each reward and each length
 """
 
@@ -14,11 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rlscale.images import image_digests, image_file_name
 from rlscale.observe.step_lines import StepLines
 from rlscale.observe.trajectory_tree import trajectory_tree
 from rlscale.types import Float32, Group, Sample
 
 SAMPLES_FILE, DISTRIBUTIONS_FILE, TRAJECTORIES_FILE = "samples.jsonl", "distributions.jsonl", "trajectories.jsonl"
+IMAGES = "images"
 LEDGER_FILE, TIMELINES_FILE = "ledger.jsonl", "timelines.jsonl"  # which the loop writes
 MAX_VALUES = 64
 """A distribution with more distinct values is stored as this many bins of equal width."""
@@ -64,7 +67,7 @@ class RolloutLog:
     """
 
     def __init__(self, folder: Path, *, num_samples: int, text_of: Callable[[int], str], resume_at_step: int) -> None:
-        self._num_samples, self._text_of = num_samples, text_of
+        self._num_samples, self._text_of, self._images = num_samples, text_of, folder / IMAGES
         self._samples = StepLines(folder / SAMPLES_FILE, resume_at_step=resume_at_step) if num_samples else None
         self._trajectories = StepLines(folder / TRAJECTORIES_FILE, resume_at_step=resume_at_step)
         self._distributions = StepLines(folder / DISTRIBUTIONS_FILE, resume_at_step=resume_at_step)
@@ -121,10 +124,20 @@ class RolloutLog:
         chosen = {samples[i].index: samples[i].group_index for i in sorted(logprobs)}
         for number, group_index in chosen.items():
             (group,) = (each for each in groups if each.index == group_index)
-            yield trajectory_tree([each for each in group.samples if each.index == number], self._text_of)
+            yield self._tree([each for each in group.samples if each.index == number])
         failed = [sample for group in groups for sample in group.failed]
         for number in list(dict.fromkeys(sample.index for sample in failed))[: math.ceil(self._num_samples / 4)]:
-            yield trajectory_tree([each for each in failed if each.index == number], self._text_of)
+            yield self._tree([each for each in failed if each.index == number])
+
+    def _tree(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The record of a trajectory, after the files of the images in its messages."""
+        shown = {digest for sample in samples for turn in sample.turns for digest in image_digests(turn.messages)}
+        for image in {image.digest: image for sample in samples for image in sample.images}.values():
+            if image.digest in shown:
+                content = image.read()
+                self._images.mkdir(exist_ok=True)
+                (self._images / image_file_name(image.digest, content)).write_bytes(content)
+        return trajectory_tree(samples, self._text_of)
 
     def _record(self, step: int, sample: Sample, trainer: Float32) -> dict[str, Any]:
         # SFT samples have no reward and no generated tokens. Their rollout logprobs are placeholders.

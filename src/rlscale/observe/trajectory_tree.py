@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from rlscale.images import IMAGE_TYPE, is_image_part
 from rlscale.types import AGENT, REWARDS, Sample, SampleTurn
 
 MAX_CHARS = 4000
@@ -106,8 +107,14 @@ def _shown_call(call: Mapping[str, Any]) -> dict[str, str]:
 
 def _text_of_content(content: Any) -> str:
     if isinstance(content, list):  # parts of Chat Completions
-        content = "\n".join(str(part.get("text", part)) if isinstance(part, Mapping) else str(part) for part in content)
+        content = "\n".join(map(_text_of_part, content))
     return _cut("" if content is None else str(content))
+
+
+def _text_of_part(part: Any) -> str:
+    if is_image_part(part):
+        return f"[image {part.get(IMAGE_TYPE, '')}]"
+    return str(part.get("text", part)) if isinstance(part, Mapping) else str(part)
 
 
 def _cut(text: str) -> str:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family
+from rlscale.architectures.tower_shape import TowerShape
 
 FLOAT32 = 4
 
@@ -39,6 +40,7 @@ class MicrobatchSpec:
     device: str = "cpu"
     chunk_tokens: int = 0  # `train.log_probs_chunk_size`: tokens per chunk of logits; not above 0: by TILE_ELEMENTS
     context_ranks: int = 1  # context-parallel size; `tokens` and `logit_rows` are those of one rank
+    image_tokens: int = 0  # of different images, at most
     may_fuse: bool = False  # the config allows the fused layers of `training.cpu`
 
     @property
@@ -149,6 +151,24 @@ def stem_bytes(a: Architecture, work: MicrobatchSpec) -> float:
     if work.context_ranks > 1 and work.device == "cpu":
         per_token += b * work.sample_len * work.keys_per_token / (2 * work.context_ranks)
     return work.tokens * per_token + work.logit_rows * b * a.hidden_size
+
+
+def tower_saved_bytes(tower: TowerShape, blocks: int, work: MicrobatchSpec, recompute: bool) -> float:
+    """Bytes that the last blocks of a vision tower and its projectors save for their backward pass."""
+    b, h, width = work.dtype_bytes, tower.hidden_size, tower.intermediate_size
+    # Inputs and outputs of two norms, queries, keys, values and output of attention, and the MLP.
+    plain, gated = b * (8 * h + 2 * width), 2 * norm_bytes(h, b) + b * (4 * h + 4 * width)
+    block = gated if tower.is_gated else plain
+    # Merged patches before and after the first layer of each projector.
+    projectors = 3 * b * h * (1 + tower.num_deepstack)
+    patches = work.image_tokens * tower.merge_size**2
+    return patches * (blocks * (b * h if recompute else block) + projectors * (blocks > 0))
+
+
+def tower_backward_bytes(tower: TowerShape, work: MicrobatchSpec) -> float:
+    """Peak bytes of the backward pass of a block in addition to its saved activations."""
+    patches = work.image_tokens * tower.merge_size**2
+    return patches * work.dtype_bytes * (2 * tower.intermediate_size + 2 * tower.hidden_size)
 
 
 def is_chunked(a: Architecture, work: MicrobatchSpec) -> bool:

@@ -16,8 +16,8 @@ class WeightFormat:
     precision: str | None = None  # of linear layers; None: the dtype
 
     def model_bytes(self, a: Architecture) -> int:
-        """Bytes of all weights."""
-        return self.dtype_bytes * a.root_parameters + sum(
+        """Bytes of all weights. A vision tower keeps the dtype."""
+        return self.dtype_bytes * (a.root_parameters + a.tower_block_parameters) + sum(
             self._layer_bytes(a, layer) * number for layer, number in a.kinds.items()
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlscale.architectures.architecture import Architecture, Shape, count_elements
+from rlscale.architectures.tower_shape import TowerShape
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.plan.activations import (
     FLOAT32,
@@ -24,6 +25,8 @@ from rlscale.plan.activations import (
     layer_input_bytes,
     layer_saved_bytes,
     stem_bytes,
+    tower_backward_bytes,
+    tower_saved_bytes,
 )
 
 
@@ -38,6 +41,8 @@ class TrainerWork:
     optimizer: OptimizerName = OptimizerName.adam
     adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
     on_cpu: bool = False  # device and host share the memory, so offloading saves none
+    frozen: tuple[Shape, ...] = ()  # weights of the vision tower that are not trained
+    tower_blocks: int = 0  # of the vision tower whose activations the backward pass needs
     has_values: bool = False  # a critic: one row instead of the output layer, so `a.tied` is true
 
 
@@ -111,7 +116,7 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     if work.adapter_rank:
         return 2 * FLOAT32 * adapter_elements(a, work.adapter_rank) / work.num_ranks
     # Muon trains matrices of layers; embedding, norms and biases stay with Adam.
-    elements = 2 * shard
+    elements = 2 * (shard - sharded_elements(work.frozen, work.num_ranks))
     if work.optimizer == OptimizerName.muon:
         for layer, number in a.kinds.items():
             matrices = tuple(shape for shape in a.layer_shapes(layer) if len(shape) > 1)
@@ -128,13 +133,18 @@ def adapter_elements(a: Architecture, rank: int) -> int:
 
 def _trained_share(a: Architecture, work: TrainerWork) -> float:
     """Elements with a gradient, as a fraction of the model's."""
-    return adapter_elements(a, work.adapter_rank) / a.parameters if work.adapter_rank else 1.0
+    if work.adapter_rank:
+        return adapter_elements(a, work.adapter_rank) / a.parameters
+    return 1 - count_elements(work.frozen) / a.parameters
 
 
 def shard_elements(a: Architecture, num_ranks: int) -> int:
     """Elements of a rank's shard of the whole model."""
     layers = sum(sharded_elements(a.layer_shapes(layer), num_ranks) * number for layer, number in a.kinds.items())
-    return layers + sharded_elements(a.root_shapes(), num_ranks)
+    blocks = 0
+    if a.tower is not None:
+        blocks = a.tower.depth * sharded_elements(tuple(shape for _, shape in a.tower.block_shapes(0)), num_ranks)
+    return layers + blocks + sharded_elements(a.root_shapes(), num_ranks)
 
 
 def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict[str, float]]]:
@@ -144,7 +154,7 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
     common = {
         "gathered weights": root,
         "gradients": _accumulated(a, work),
-        "activations": stem_bytes(a, micro) + _alive(a, work, a.num_layers),
+        "activations": stem_bytes(a, micro) + _alive(a, work, a.num_layers) + _tower_alive(a, work),
     }
     if not work.has_values:
         yield "logits", {**common, "logits": head_forward_bytes(a, micro)}
@@ -155,6 +165,8 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
     phases = [(layer, _layer_moment(a, work, layer)) for layer in sorted(ends) if 0 <= layer < a.num_layers]
     layer, phase = max(phases, key=lambda pair: sum(pair[1].values()))
     yield f"backward pass of layer {layer}", phase
+    if a.tower is not None and work.tower_blocks:
+        yield "backward pass of the vision tower", _tower_moment(a, a.tower, work)
     # At the end: the gradients of embedding and output layer, and their reduce-scatter.
     # A critic has no output layer.
     tables = (1 if work.has_values else 2) * b * a.vocab_size * a.hidden_size
@@ -176,6 +188,26 @@ def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
     return sum(layer_saved_bytes(a, start, work.largest) * number for start, number in counts.items())
 
 
+def _tower_alive(a: Architecture, work: TrainerWork) -> float:
+    """Bytes that the vision tower saves until its backward pass, after that of the decoder."""
+    return 0 if a.tower is None else tower_saved_bytes(a.tower, work.tower_blocks, work.largest, work.recompute)
+
+
+def _tower_moment(a: Architecture, tower: TowerShape, work: TrainerWork) -> dict[str, float]:
+    """The backward pass of a block of the vision tower, when the decoder's activations are freed."""
+    b, micro = work.largest.dtype_bytes, work.largest
+    activations = _tower_alive(a, work) + tower_backward_bytes(tower, micro)
+    activations += tower_saved_bytes(tower, 1, micro, False) if work.recompute else 0
+    # The shards of the decoder's gradients are complete.
+    gradients = FLOAT32 * shard_elements(a, work.num_ranks) + 2 * FLOAT32 * tower.block_parameters
+    gradients += b * a.vocab_size * a.hidden_size
+    return {
+        "gathered weights": b * (a.root_parameters + 2 * tower.block_parameters),
+        "gradients": gradients * _trained_share(a, work) + _accumulated(a, work),
+        "activations": activations,
+    }
+
+
 def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, float]:
     """The backward pass of one layer, after that of all layers above it."""
     micro, b, above = work.largest, work.largest.dtype_bytes, layer + 1
@@ -188,6 +220,6 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
         gradients += FLOAT32 * sum(sharded_elements(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())
         gradients += FLOAT32 * a.layer_parameters(above)  # in its reduce-scatter
     gradients = gradients * _trained_share(a, work) + _accumulated(a, work)
-    activations = _alive(a, work, above) + layer_backward_bytes(a, layer, micro)
+    activations = _alive(a, work, above) + layer_backward_bytes(a, layer, micro) + _tower_alive(a, work)
     activations += layer_saved_bytes(a, layer, micro) if work.recompute else 0
     return {"gathered weights": b * gathered, "gradients": gradients, "activations": activations}

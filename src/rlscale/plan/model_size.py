@@ -8,7 +8,9 @@ from typing import Any
 import yaml
 
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
+from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import CONFIG_NAMES, architecture_fields, read_hf_fields
+from rlscale.architectures.tower_shape import find_tower
 from rlscale.config import ModelConfig, RunConfig, uses_critic, uses_reference, uses_teacher
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.errors import ConfigError, Problem
@@ -27,7 +29,11 @@ def policy_architecture(model: ModelConfig) -> Architecture:
         raise ConfigError(
             [Problem(path=f"model.{name}", rule="be known to plan a run", value="null", fix=fix) for name in missing]
         )
-    return Architecture.from_fields(fields)
+    a = Architecture.from_fields(fields)
+    if a.model_type is None or find_family(a.model_type).vision is None:
+        return a
+    build, checkpoint = model.build, model.hf_checkpoint
+    return replace(a, tower=find_tower(a.model_type, build=build, hf_checkpoint=checkpoint, width=a.hidden_size))
 
 
 def has_base_as_reference(config: RunConfig) -> bool:

@@ -43,6 +43,7 @@ from rlscale.plan.model_size import (
 )
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
+from rlscale.plan.tower_work import with_tower
 
 MAX_MATRIX_LEN = 64
 """Longest sample whose attention is plain matrix products on a CPU (training/attention/packed.py)."""
@@ -283,6 +284,8 @@ def _trainer(
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if has_base_as_reference(config):
         reference = None
+    if a.tower is not None:
+        work = with_tower(work, a.tower, config, batches, lengths)
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(
             num_ranks=num_ranks,

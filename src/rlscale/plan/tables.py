@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlscale.architectures.family import find_family
 from rlscale.config import TrainBackendName
 from rlscale.config.errors import show
 from rlscale.errors import count_noun
@@ -57,6 +58,7 @@ def _head(plan: Plan) -> RenderableType:
     lines = [
         f"plan of {plan.name}; no process was started",
         f"model     {format_count(model.parameters)} parameters{active}, in {count_noun(model.num_layers, 'layer')}",
+        *_tower_line(plan),
         f"hardware  {plan.hardware.name}: {plan.hardware.title}, {format_size(plan.hardware.memory_bytes)}",
         f"lengths   {_lengths(plan.lengths)}",
     ]
@@ -69,6 +71,16 @@ def _head(plan: Plan) -> RenderableType:
         missing = "time is not planned" if plan.judge else "memory and time are not planned: it has no config.json here"
         lines.append(f"judge     {number} of {size} each with {judge}; {missing}")
     return Text("\n".join(lines))
+
+
+def _tower_line(plan: Plan) -> list[str]:
+    tower = plan.model.tower
+    if tower is not None:
+        return [
+            f"vision    {format_count(tower.parameters)} of them in the tower, in {count_noun(tower.depth, 'block')}"
+        ]
+    family = find_family(plan.model.model_type)
+    return [] if family.vision is None else ["vision    the tower is not counted: the model has no config.json here"]
 
 
 def _lengths(lengths: Lengths) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from rlscale.config import RunConfig, prompt_paths
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import learns_conversations, uses_engines
 from rlscale.data.data_paths import is_missing, resolve_data_path, row_slice
+from rlscale.images import IMAGE_MARK, to_data_url
 
 NUM_ROWS = 64
 MAX_ROWS = 100_000
@@ -32,6 +34,8 @@ def stand_in_data(config: RunConfig, folder: Path) -> DataFiles:
     generated: dict[str, str] = {}
     data, evaluation = config.data, config.eval
 
+    images_key = (data.multimodal_keys or {}).get("image")
+
     def existing(path: str, *, name: str, fields: tuple[str, str | None], conversation: bool) -> str:
         if not is_missing(path):
             return path
@@ -40,7 +44,8 @@ def stand_in_data(config: RunConfig, folder: Path) -> DataFiles:
         rows = row_slice(path)
         # The rows that a slice selects exist, too.
         number = min(MAX_ROWS, max(NUM_ROWS, *(abs(bound or 0) + NUM_ROWS for bound in (rows.start, rows.stop))))
-        write_rows(stand_in, input_key=fields[0], label_key=fields[1], number=number, conversation=conversation)
+        row_keys = RowKeys(input=fields[0], label=fields[1], images=images_key)
+        write_rows(stand_in, row_keys, number=number, conversation=conversation)
         text = str(stand_in) + path[len(path.split("@[")[0]) :]
         generated[path] = text
         return text
@@ -59,17 +64,28 @@ def stand_in_data(config: RunConfig, folder: Path) -> DataFiles:
     return DataFiles(train=train, evaluation=tuple(sets), generated=generated)
 
 
-def write_rows(file: Path, *, input_key: str, label_key: str | None, number: int, conversation: bool) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowKeys:
+    """Fields of a row."""
+
+    input: str
+    label: str | None = None
+    images: str | None = None  # None: text only
+
+
+def write_rows(file: Path, keys: RowKeys, *, number: int, conversation: bool) -> None:
     """Writes sums as prompts with their results as labels, to a `.jsonl` or `.parquet` file.
 
     A file with another ending gets JSON lines: reading it fails as it would with the real file.
     """
     rows: list[dict[str, Any]] = []
     for i in range(number):
-        question, answer = f"What is {i} + {i + 1}?", str(2 * i + 1)
+        mark = "" if keys.images is None else IMAGE_MARK
+        question, answer = f"{mark}What is {i} + {i + 1}?", str(2 * i + 1)
         chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        row: dict[str, Any] = _nest(input_key, chat if conversation else question)
-        rows.append(row if label_key is None else row | _nest(label_key, answer))
+        row: dict[str, Any] = _nest(keys.input, chat if conversation else question)
+        row |= {} if keys.label is None else _nest(keys.label, answer)
+        rows.append(row if keys.images is None else row | _nest(keys.images, [to_data_url(_draw(i))]))
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.suffix == ".parquet":
         # Imported here: an optional package, which JSON lines do not need.
@@ -78,6 +94,16 @@ def write_rows(file: Path, *, input_key: str, label_key: str | None, number: int
         parquet.write_table(Table.from_pylist(rows), str(file))
     else:
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _draw(number: int) -> bytes:
+    """A picture that depends on the number, as PNG."""
+    # Imported here: an extra, which only models with images need.
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (number * 37 % 256, number * 11 % 256, 128)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def _nest(key: str, value: Any) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlscale.images import Image
 from rlscale.renderers.message_history import HistoryNode, MessageHistory, message_key, message_text
+from rlscale.renderers.message_images import MessageImages
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer, ToolSpec
 from rlscale.trajectory import CONVERSATIONS, FORKS, Trajectory
 from rlscale.types import Generation
@@ -34,12 +36,16 @@ class PreparedRequest:
     num_known_messages: int = 0  # messages that are on that path
     is_fork: bool  # the messages continue a path, and no bridge could extend its ids
     keys: tuple[str, ...] = ()  # of `messages`, by `message_key`; empty: not computed yet
+    images: tuple[Image, ...] = ()  # of the ids after the first `num_known`
 
 
 class ConversationTree:
     """Grows a trajectory by requests of one or several conversations. Used from one thread at a time.
 
     Invariant: a turn's ids are those that the engine got or sampled, and each of them is in the trajectory once.
+
+    Args:
+        images: of the messages. None: they are texts.
 
     Example:
         tree = ConversationTree(trajectory, renderer)
@@ -48,12 +54,12 @@ class ConversationTree:
         messages.append(answer.to_message())
     """
 
-    def __init__(self, trajectory: Trajectory, renderer: Renderer) -> None:
-        self.trajectory, self._renderer = trajectory, renderer
+    def __init__(self, trajectory: Trajectory, renderer: Renderer, *, images: MessageImages | None = None) -> None:
+        self.trajectory, self._renderer, self._images = trajectory, renderer, images
         self._history = MessageHistory()
         self._ends: dict[int, HistoryNode] = {}  # histories by the turn of their answer
-        # Turns of given tokens by the turn before them and their ids; prompts of new paths likewise.
-        self._given: dict[tuple[int | None, bytes], int | None] = {}
+        # Turns of given tokens by the turn before them, their ids and images; prompts of new paths likewise.
+        self._given: dict[tuple[int | None, bytes, tuple[str, ...]], int | None] = {}
         trajectory.metadata.setdefault(FORKS, 0)
         trajectory.metadata.setdefault(CONVERSATIONS, 0)
 
@@ -62,17 +68,20 @@ class ConversationTree:
 
         Raises:
             RenderError: the template cannot render these messages.
+            SampledPlaceholderError: the policy wrote placeholders, and the request has images.
         """
         # All messages are compared, but only new ones are hashed and encoded.
         keys, histories = self._history.walk(messages, tools)
         size, node = _longest_answered(histories, len(messages))
         if node is not None and node.turn is not None:
             known = self.trajectory.token_ids(node.turn) if node.ids is None else node.ids
-            ids = self._renderer.bridge(known, messages[size:], tools=tools)
+            ids = self._renderer.bridge(known, self._to_template(messages[size:]), tools=tools)
             if ids is not None:
                 assert ids[: len(known)] == known, "a bridge must keep the ids of the path"
+                ids, images = self._place_images(ids, messages[size:], node.turn, num_known=len(known))
                 return PreparedRequest(
                     token_ids=ids,
+                    images=images,
                     messages=tuple(messages),
                     tools=tuple(tools),
                     parent=node.turn,
@@ -81,8 +90,11 @@ class ConversationTree:
                     is_fork=False,
                     keys=keys,
                 )
+        ids = self._renderer.render(self._to_template(messages), tools=tools)
+        ids, images = self._place_images(ids, messages, None, num_known=0)
         return PreparedRequest(
-            token_ids=self._renderer.render(messages, tools=tools),
+            token_ids=ids,
+            images=images,
             messages=tuple(messages),
             tools=tuple(tools),
             parent=None,
@@ -90,6 +102,10 @@ class ConversationTree:
             is_fork=node is not None,
             keys=keys,
         )
+
+    def images_of(self, request: PreparedRequest) -> tuple[Image, ...]:
+        """All images of a request, in the order of their placeholders."""
+        return (*self._images_before(request.parent), *request.images)
 
     def add(
         self,
@@ -148,6 +164,24 @@ class ConversationTree:
             self._remove_last()
         return history, None
 
+    def _to_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return messages if self._images is None else self._images.to_template(messages)
+
+    def _place_images(
+        self, token_ids: list[int], messages: Sequence[Message], parent: int | None, *, num_known: int
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """Ids with a placeholder for each feature of the images in new messages, and these images."""
+        if self._images is None:
+            return token_ids, ()
+        images = self._images.find(messages)
+        ids = self._images.expand(token_ids, images, num_known=num_known)
+        self._images.check_count(ids, (*self._images_before(parent), *images))
+        return ids, images
+
+    def _images_before(self, parent: int | None) -> tuple[Image, ...]:
+        """Images of the path up to and with a turn; none where a request has its own prompt."""
+        return () if parent is None else self.trajectory.images(parent)
+
     def _remove_last(self) -> None:
         trajectory = self.trajectory
         last = trajectory.turns.pop()
@@ -184,13 +218,15 @@ class ConversationTree:
         new = request.token_ids[request.num_known :]
         if request.parent is not None and not new:
             return request.parent
-        key = (request.parent, np.asarray(new, np.int32).tobytes())
+        # Pictures of one size have equal ids.
+        key = (request.parent, np.asarray(new, np.int32).tobytes(), _digests(request.images))
         # Answers of equal requests are branches after one turn.
         if key not in self._given:
             if request.parent is None:
                 number = self._add_prompt(request)
             else:
                 number = self.trajectory.extend(new, parent=request.parent)
+                self.trajectory.turns[number].images = request.images
             if number is not None:
                 self.trajectory.turns[number].messages = request.messages[request.num_known_messages :]
             self._given[key] = number
@@ -201,12 +237,18 @@ class ConversationTree:
         trajectory = self.trajectory
         trajectory.metadata[CONVERSATIONS] += 1
         trajectory.metadata[FORKS] += request.is_fork
-        if tuple(request.token_ids) == trajectory.prompt.token_ids:
+        prompt = trajectory.prompt
+        images = prompt.images if self._images is None else request.images
+        if tuple(request.token_ids) == prompt.token_ids and _digests(images) == _digests(prompt.images):
             return None
         # An empty turn carries the prompt of this conversation.
         number = trajectory.extend([], parent=None)
-        trajectory.turns[number].prompt = replace(trajectory.prompt, token_ids=tuple(request.token_ids), text="")
+        trajectory.turns[number].prompt = replace(prompt, token_ids=tuple(request.token_ids), text="", images=images)
         return number
+
+
+def _digests(images: Sequence[Image]) -> tuple[str, ...]:
+    return tuple(image.digest for image in images)
 
 
 def _longest_answered(histories: Sequence[HistoryNode], num_messages: int) -> tuple[int, HistoryNode | None]:

@@ -39,6 +39,8 @@ FAMILIES: Mapping[str, RendererFamily] = {
     "llama": RendererFamily(
         library=("llama-3",), answer_format="llama3", stop_tokens=("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
     ),
+    "qwen2_5_vl": RendererFamily(answer_format="hermes", stop_tokens=("<|im_end|>", "<|endoftext|>")),
+    "qwen3_vl": RendererFamily(answer_format="hermes", stop_tokens=("<|im_end|>", "<|endoftext|>")),
     "glm4": RendererFamily(answer_format="glm4", stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>")),
     "glm4_moe": RendererFamily(library=("glm-4.5",), stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>")),
     # R1 has the model_type of V3 and another template.
@@ -56,7 +58,9 @@ TINY_FORMATS: Mapping[str, str] = {
 """Chat template of a model of `model.build` -> format of its answers, whatever its architecture."""
 
 
-def make_renderer(name: str, tokenizer: Tokenizer, *, model_type: str = "", checkpoint: str = "") -> Renderer:
+def make_renderer(
+    name: str, tokenizer: Tokenizer, *, model_type: str = "", checkpoint: str = "", reads_images: bool = False
+) -> Renderer:
     """Builds the renderer of a model. Takes up to two seconds, most of it for the library's import.
 
     Args:
@@ -65,10 +69,13 @@ def make_renderer(name: str, tokenizer: Tokenizer, *, model_type: str = "", chec
         tokenizer: of the model, by transformers.
         model_type: of the model's config.json.
         checkpoint: hub id or folder of the model.
+        reads_images: messages may have images, which only the tokenizer's own chat template renders.
 
     Raises:
         RenderError: no renderer fits, with the reason.
     """
+    if reads_images:
+        return _image_renderer(tokenizer, model_type)
     if name in FORMATS:
         return _template_renderer(tokenizer, name, name=name, family=FAMILIES.get(model_type))
     if name != AUTO:
@@ -116,12 +123,20 @@ def _guess_format(tokenizer: Tokenizer) -> str:
     return "hermes" if "<tool_call>" in template else "plain"
 
 
+def _image_renderer(tokenizer: Tokenizer, model_type: str) -> TemplateRenderer:
+    family, tiny = FAMILIES.get(model_type), TINY_FORMATS.get(str(getattr(tokenizer, "chat_template", "")))
+    found = tiny or (family.answer_format if family else None) or _guess_format(tokenizer)
+    return _template_renderer(
+        tokenizer, found, name=model_type or found, family=None if tiny else family, reads_images=True
+    )
+
+
 def _template_renderer(
-    tokenizer: Tokenizer, answer_format: str, *, name: str, family: RendererFamily | None
+    tokenizer: Tokenizer, answer_format: str, *, name: str, family: RendererFamily | None, reads_images: bool = False
 ) -> TemplateRenderer:
     vocabulary = tokenizer.get_vocab()
     stops = [vocabulary[token] for token in (family.stop_tokens if family else ()) if token in vocabulary]
-    return TemplateRenderer(tokenizer, FORMATS[answer_format], name=name, stop_ids=stops)
+    return TemplateRenderer(tokenizer, FORMATS[answer_format], name=name, stop_ids=stops, reads_images=reads_images)
 
 
 def _difference(renderer: Renderer, tokenizer: Tokenizer) -> str | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from rlscale.images import image_digests
 from rlscale.renderers.renderer import Message, ToolSpec
 
 
@@ -82,11 +83,14 @@ class MessageHistory:
 
 
 def message_key(message: Message) -> str:
-    """Hash of role, text and tool calls, with arguments as JSON values: equal for equal messages.
+    """Hash of role, text, images and tool calls, with arguments as JSON values: equal for equal messages.
 
     Clients add keys, drop empty ones, write arguments with other spaces, and omit the reasoning of earlier answers.
     """
     kept: dict[str, Any] = {"role": message.get("role"), "content": message_text(message.get("content"))}
+    if digests := image_digests([message]):
+        # With their places among the texts.
+        kept["content"], kept["images"] = message["content"], digests
     if calls := message.get("tool_calls"):
         kept["calls"] = [_call_key(each) for each in calls]
     if message.get("role") == "tool":

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlscale.errors import RenderError
+from rlscale.images import IMAGE_TYPE, is_image_part
 from rlscale.renderers.renderer import Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -14,28 +15,42 @@ ANSWERS = ("Yes, 4 it is", "no")
 """Answers of probes: their last tokens differ, so that what they have in common at the end is the template's."""
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[Message], *, has_images: bool = False) -> list[dict[str, Any]]:
     """Copies for a template: text as a string, arguments of calls as objects, no empty keys.
+
+    Args:
+        has_images: contents may have parts that are images; such a content is a list of parts.
 
     Raises:
         RenderError: a message has another form; it is named by its number, from 1.
     """
     if not messages:
         raise RenderError("messages must not be empty")
-    return [_template_message(message, number) for number, message in enumerate(messages, 1)]
+    return [_template_message(message, number, has_images) for number, message in enumerate(messages, 1)]
 
 
-def _template_message(message: Message, number: int) -> dict[str, Any]:
+def _template_message(message: Message, number: int, has_images: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, Mapping) else message
         raise RenderError(f"message {number}: role must be one of {', '.join(ROLES)}, got {str(role)[:80]!r}")
     kept = {key: value for key, value in message.items() if value is not None and key not in ("content", "tool_calls")}
-    kept["content"] = _text(message.get("content"), number)
+    kept["content"] = _content(message.get("content"), number, has_images)
     if kept["role"] == "developer":  # the newer name of the system's role, which templates do not know
         kept["role"] = "system"
     if calls := message.get("tool_calls"):
         kept["tool_calls"] = [_call(each, number) for each in calls]
     return kept
+
+
+def _content(content: Any, number: int, has_images: bool) -> Any:
+    parts = content if has_images and isinstance(content, list) else []
+    if not any(map(is_image_part, parts)):
+        return _text(content, number)
+    # Templates test for a key of this name; they do not read the image.
+    return [
+        {"type": IMAGE_TYPE, IMAGE_TYPE: ""} if is_image_part(part) else {"type": "text", "text": _text([part], number)}
+        for part in parts
+    ]
 
 
 def _text(content: Any, number: int) -> str:

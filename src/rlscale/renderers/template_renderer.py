@@ -51,17 +51,20 @@ class TemplateRenderer:
         name: str,
         stop_ids: Sequence[int] = (),
         arguments: Mapping[str, Any] | None = None,
+        reads_images: bool = False,
     ) -> None:
         """Probes the template; takes some milliseconds.
 
         Args:
             stop_ids: that end an answer, in addition to those of the template and the tokenizer.
             arguments: further variables of the template, e.g. `enable_thinking`.
+            reads_images: messages may have parts that are images; each becomes one placeholder.
 
         Raises:
             RenderError: the tokenizer has no chat template, or it cannot render a question.
         """
         self._tokenizer, self._name, self._arguments = tokenizer, name, dict(arguments or {})
+        self._reads_images = reads_images
         self._render_checked([{"role": "user", "content": "1+1="}], (), True)
         self._end_id = self._find_end_id()
         known = [self._end_id, tokenizer.eos_token_id, *stop_ids]
@@ -97,7 +100,7 @@ class TemplateRenderer:
             RenderError: the template refuses these messages, or would silently omit tools or calls.
         """
         # Omitting a tool silently would train a model on calls of tools that its prompt lacks.
-        checked = template_messages(messages)
+        checked = template_messages(messages, has_images=self._reads_images)
         if tools and not self._shows_tools:
             raise self._omits("tools")
         if not self._shows_calls and any(message.get("tool_calls") for message in checked):
@@ -120,7 +123,7 @@ class TemplateRenderer:
             return None
         if any(message.get("role") not in ("user", "tool") for message in new_messages):
             return None
-        checked = template_messages(new_messages)
+        checked = template_messages(new_messages, has_images=self._reads_images)
         # Two made-up histories: a template that looks back gives different suffixes for these messages.
         suffixes = [self._suffix(history, checked) for history in dummy_histories(checked)]
         if suffixes[0] is None or suffixes[0] != suffixes[1]:

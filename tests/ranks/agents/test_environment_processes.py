@@ -16,9 +16,12 @@ from rlscale.config.groups.agent import AgentConfig, EnvironmentReward
 from rlscale.trajectory import Trajectory
 from rlscale.types import AGENT, FailureCause, SampleStatus
 from tests.scripted_policy import CharacterRenderer, ScriptedPool, new_trajectory, open_session
+from tests.scripted_vision import VisionPool, open_vision_model, vision_session
+from tests.tiny_vision import draw
 
 MODULE = """
 import asyncio, ctypes, os, time
+from PIL import Image
 from rlscale.agents import Observation, StepResult
 
 LOG = os.path.join(os.path.dirname(__file__), "leases")
@@ -67,6 +70,18 @@ class AsyncGame(Game):
     async def close(self):
         await asyncio.sleep(0)
         Game.close(self)
+
+class Camera:
+    # Shows the row, then another picture after each move.
+    def reset(self, task):
+        self.number = 0
+        return list(task.messages)
+
+    def step(self, action):
+        self.number += 1
+        if self.number == 3: return StepResult(done=True, reward=1.0)
+        picture = Image.new("RGB", (16, 8 * self.number), "red")
+        return StepResult(messages=[{"role": "user", "content": ["now", {"type": "image", "image": picture}]}])
 
 def with_level(custom):
     game = Game()
@@ -223,6 +238,26 @@ async def test_an_episode_is_replayed_from_its_log(open_pool: Open, tmp_path: Pa
     assert "action 2 must be 'down' as in" in other.failure.message and "got 'left'" in other.failure.message
     episodes = read_episodes(tmp_path / "environments")
     assert [each["end"].partition(":")[0] for each in episodes] == ["done", "done", "failed"]
+
+
+async def test_an_environment_shows_a_picture_in_every_turn(open_pool: Open, tmp_path: Path) -> None:
+    model = open_vision_model(tmp_path)
+    prompt = model.prompt(draw(16, 16))
+    trajectory = Trajectory(id=0, group_index=0, prompt=prompt, seed=0)
+    requests = VisionPool(model.tokenizer, ("up", "down", "end"))
+    log = EnvironmentLog(tmp_path / "environments", keep=10)
+    pool = open_pool("Camera", timeout_s=60.0)
+    agent = EnvironmentAgent(pool, model.renderer, AgentConfig(), log=log, images=model.images)
+    assert await agent(trajectory, vision_session(requests, prompt)) is None
+    (sample,) = trajectory.samples()
+    # The row's picture, unchanged, and those of two steps.
+    assert [image.grid for image in sample.images] == [(1, 4, 4), (1, 2, 4), (1, 4, 4)]
+    assert sample.images[0].digest == prompt.images[0].digest and trajectory.reward == 1.0
+    assert [len(images) for _, images in requests.requests] == [1, 2, 3]
+    assert len(list((tmp_path / "environments" / "0.images").iterdir())) == 3
+    text_agent = EnvironmentAgent(pool, CharacterRenderer(), AgentConfig())
+    failure = await text_agent(new_trajectory(), open_session(ScriptedPool(lambda ids: "up")))
+    assert failure is not None and "set data.multimodal_keys" in failure.message
 
 
 async def test_a_failure_of_an_environment_is_no_reward(open_pool: Open) -> None:

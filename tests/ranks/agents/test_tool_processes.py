@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.agents.content_parts import NO_IMAGES
 from rlscale.agents.load_tools import load_tools
 from rlscale.agents.tool_pool import FunctionTools, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig, OnToolError
 
 MODULE = """
 import asyncio, ctypes, os, sys, time
+from PIL import Image
 from rlscale.agents import ToolError, tool
+
+picture = Image.new("RGB", (8, 8), "red")
 
 @tool
 def plain(kind: str, number: int = 0) -> object:
@@ -29,6 +33,8 @@ def plain(kind: str, number: int = 0) -> object:
     if kind == "object": return {"sum": number}
     if kind == "unprintable": return Unprintable("x")
     if kind == "surrogate": return "a\\udc80b"
+    if kind == "image": return ["a", picture]
+    if kind == "far": return {"type": "image", "image": "http://a/b.png"}
     return number
 
 class Unprintable(str):
@@ -62,6 +68,8 @@ FAILURES = {
     "loop": "did not return within agent.tool_timeout_s=3",
     "raise": "OSError: no route to host",
     "unprintable": "RuntimeError: no text",
+    "image": NO_IMAGES,
+    "far": "ValueError: an image must be on this machine, got http://a/b.png; download it and return its bytes",
 }
 
 

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlscale.images import Image, digest_of, to_data_url
 from rlscale.observe.rollout_log import (
     DISTRIBUTIONS_FILE,
     MAX_VALUES,
@@ -16,7 +18,7 @@ from rlscale.observe.rollout_log import (
     distribution,
 )
 from rlscale.observe.step_lines import cut_lines
-from rlscale.types import Group, Prompt, Sample, SampleStatus
+from rlscale.types import Group, Prompt, Sample, SampleStatus, SampleTurn
 
 PIECES = ["<end>", "a", "b", " c", "é"[:1]]
 
@@ -173,3 +175,17 @@ def test_a_token_is_decoded_once() -> None:
     text_of = TokenTexts(counts, anchor=[])
     assert [text_of(1) for _ in range(5)] == ["a"] * 5
     assert calls == [[], [1]]
+
+
+def test_images_of_turns_are_files_which_messages_name(tmp_path: Path) -> None:
+    content = b"\x89PNG picture"
+    picture = Image(uri=to_data_url(content), digest=digest_of(content), grid=(1, 2, 2), token=3, num_tokens=1)
+    parts = [{"type": "text", "text": "see"}, {"type": "image", "image": picture.digest}]
+    found = group(0, size=1)
+    (sample,) = found.samples
+    message = {"role": "tool", "content": parts}
+    turn = SampleTurn(number=0, num_tokens=sample.response_len, sampled=False, messages=(message,))
+    found.samples[0] = replace(sample, images=(picture,), turns=(turn,))
+    write(open_log(tmp_path, num_samples=1), 0, [found])
+    assert f"[image {picture.digest}]" in (tmp_path / "trajectories.jsonl").read_text()
+    assert (tmp_path / "images" / f"{picture.digest}.png").read_bytes() == content

@@ -10,7 +10,7 @@ from rlscale.data.prompts import load_prompts
 from rlscale.models.byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from rlscale.models.hf_models import load_tokenizer
 from rlscale.rehearsal.cut_layout import LayoutSizes
-from rlscale.rehearsal.generated_files import write_model, write_rows
+from rlscale.rehearsal.generated_files import RowKeys, write_model, write_rows
 from rlscale.rehearsal.tiny_family import tiny_config_json
 from tests.unit.rehearsal.model_options import model_fields
 
@@ -39,8 +39,25 @@ def test_transformers_builds_the_tiny_model(option: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_generated_rows_are_prompts_with_labels(ending: str, tmp_path: Path) -> None:
     file = tmp_path / f"train.{ending}"
-    write_rows(file, input_key="question", label_key="answer", number=5, conversation=False)
+    write_rows(file, RowKeys(input="question", label="answer"), number=5, conversation=False)
     keys = DataConfig(prompt_data=str(file), input_key="question", label_key="answer", apply_chat_template=True)
     prompts = load_prompts(keys, RolloutConfig(), byte_tokenizer(512))
     assert [prompt.label for prompt in prompts] == ["1", "3", "5", "7", "9"]
     assert prompts[0].text == "<|user|>What is 0 + 1?<|assistant|>"
+
+
+def test_generated_rows_have_different_pictures(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    write_rows(file, RowKeys(input="problem", label="answer", images="images"), number=3, conversation=False)
+    fields = {**model_fields("tiny_qwen3_vl"), "num_layers": 2}
+    write_model(tmp_path / "model", tiny_config_json(fields, SIZES, vocab_size=NUM_TOKENS), seed=0)
+    keys = DataConfig(
+        prompt_data=str(file),
+        input_key="problem",
+        label_key="answer",
+        multimodal_keys={"image": "images"},
+        apply_chat_template=True,
+    )
+    prompts = load_prompts(keys, RolloutConfig(), load_tokenizer(str(tmp_path / "model")))
+    assert len({prompt.images[0].digest for prompt in prompts}) == 3
+    assert all(prompt.token_ids.count(prompt.images[0].token) == 16 for prompt in prompts)

@@ -13,6 +13,8 @@ from rlscale.renderers.renderer import Renderer
 from tests.family_tokenizers import family_tokenizer
 
 EXPECTED = {
+    "qwen25_vl": ("qwen", "qwen2_5_vl"),
+    "qwen3_vl": ("qwen", "qwen3_vl"),
     "qwen25": ("qwen", "qwen2"),
     "qwen3": ("qwen", "qwen3"),
     "llama": ("llama3", "llama-3"),

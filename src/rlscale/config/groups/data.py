@@ -120,7 +120,8 @@ class DataConfig(ConfigGroup):
     multimodal_keys: dict[str, Any] | None = None
     """Fields of a row with media by kind: `{image: images}`. The field has an image or a list: paths relative to the
     file, data URLs, base64 or bytes; `<image>` marks their places in the prompt. Their tokens count in every limit of
-    length. Needs a model that reads images, `train=fsdp` and `data.apply_chat_template`. None: text only.
+    length, and so do images that tools and environments return. Needs a model that reads images, `train=fsdp` and
+    `data.apply_chat_template`. None: text only.
     """
 
     tool_key: Annotated[str | None, Field(min_length=1)] = None

@@ -87,19 +87,18 @@ def images_need_their_features(config: RunConfig) -> list[Problem]:
             path=path,
             rule=f"be {show(needed)} with data.multimodal_keys (not supported yet)",
             value=show(value),
-            fix="remove it",
+            fix=_IMAGE_AGENTS if path.startswith("agent.") else "remove it",
         )
         for path, needed in _WITH_IMAGES.items()
         if (value := attrgetter(path)(config)) != needed
     ]
 
 
+_IMAGE_AGENTS = "the gateway has no images: use agent.tools, agent.mcp_servers or agent.environment_path"
+
 _WITH_IMAGES: dict[str, Any] = {
     "agent.command": None,
-    "agent.environment_path": None,
     "agent.function_path": None,
-    "agent.mcp_servers": None,
-    "agent.tools": None,
     "agent.url": None,
     "buffer.url": None,
     "debug.load_rollout_data": None,

@@ -198,15 +198,17 @@ CASES: list[tuple[str, Values, str, Values]] = [
             "images_need_their_features",
             {**IMAGES, path: value},
             f"{path} must be {needed} with data.multimodal_keys (not supported yet), got",
-            IMAGES,
+            IMAGES | fixed,
         )
-        for path, value, needed in (
-            ("agent.tools", ["a:b"], "null"),
-            ("buffer.url", "http://127.0.0.1:1", "null"),
-            ("fsdp.context_parallel_size", 2, "1"),
-            ("model.teacher_url", "http://127.0.0.1:1", "null"),
-            ("train.lora.rank", 4, "0"),
-            ("train.true_on_policy_mode", True, "false"),
+        for path, value, needed, fixed in (
+            # Tools and environments may return images; the gateway has none.
+            ("agent.function_path", "a:b", "null", {"agent.tools": ["a:b"]}),
+            ("agent.url", "http://127.0.0.1:1", "null", {"agent.environment_path": "a:B"}),
+            ("buffer.url", "http://127.0.0.1:1", "null", {}),
+            ("fsdp.context_parallel_size", 2, "1", {}),
+            ("model.teacher_url", "http://127.0.0.1:1", "null", {}),
+            ("train.lora.rank", 4, "0", {}),
+            ("train.true_on_policy_mode", True, "false", {}),
         )
     ),
     (

@@ -21,7 +21,8 @@ from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.fsdp.step import compute_policy_terms
 from rlscale.training.fsdp.vision import use_vision_forward
 from rlscale.training.packing.microbatch import pack
-from rlscale.types import Group, Prompt, Sample, SampleStatus
+from rlscale.trajectory import Trajectory
+from rlscale.types import Group, Prompt, Sample, SampleStatus, TrainBatch
 from tests.tiny_vision import VISION_BUILDS, open_image, write_tiny_vision
 from tests.unit.engines.embedded.conftest import OpenScheduler, make_request
 from tests.unit.engines.embedded.test_scheduler import ScriptedReceiver, bucket_of
@@ -50,15 +51,21 @@ def trainer_logprobs(folder: str, prompt: Prompt, answers: list[Answer], weights
         sample.append(answer.output_ids, logprobs=answer.logprobs, weight_versions=[0] * len(answer.output_ids))
         samples.append(replace(sample, reward=0.0))
     batch = build_batch([Group(index=0, prompt=prompt, samples=samples)], 0)
+    terms = response_logprobs(folder, batch, len(samples), weights)
+    return np.split(terms, np.cumsum([len(answer.output_ids) for answer in answers])[:-1])
+
+
+def response_logprobs(folder: str, batch: TrainBatch, num_samples: int, weights: dict[str, Any] | None = None) -> Any:
+    """Logprobs of all response tokens by the model of the trainer."""
     model = load_causal_lm(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
     if weights is not None:
         model.load_state_dict(weights)
     use_vision_forward(model)
     processor = load_image_processor(folder)
-    micro = pack(batch, range(len(samples)), device=torch.device("cpu"), share_prompts=True, processor=processor)
+    micro = pack(batch, range(num_samples), device=torch.device("cpu"), share_prompts=True, processor=processor)
     with torch.no_grad():
         terms, _ = compute_policy_terms(model, micro, temperature=1.0, entropy_grad=False)
-    return np.split(terms.numpy(), np.cumsum([len(answer.output_ids) for answer in answers])[:-1])
+    return terms.numpy()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -83,6 +90,34 @@ def test_logprobs_equal_those_of_the_trainer(
         expected = trainer_logprobs(folder, prompt, answers)
         for answer, own in zip(answers, expected, strict=True):
             np.testing.assert_allclose(answer.logprobs, own, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("build", VISION_BUILDS)
+def test_turns_with_later_images_have_the_logprobs_of_the_trainer(
+    build: ModelBuild, open_scheduler: OpenScheduler, tmp_path: Path
+) -> None:
+    folder = write_tiny_vision(build, tmp_path)
+    processor = load_image_processor(folder)
+    scheduler = open_scheduler(path=Path(folder), eos_ids=frozenset())
+    prompt = prompt_of(processor, open_image(processor, 16, 16))
+    trajectory = Trajectory(id=0, group_index=0, prompt=prompt, seed=0)
+    for turn, size in enumerate([(32, 16), (16, 24), None]):
+        whole = replace(prompt, token_ids=tuple(trajectory.token_ids()), images=trajectory.images())
+        (answer,) = answers_to(scheduler, whole, sampling_seed=turn)
+        versions = [0] * len(answer.output_ids)
+        trajectory.extend(answer.output_ids, logprobs=answer.logprobs, weight_versions=versions, sampled=True)
+        if size is not None:
+            # As a tool that returns an image.
+            result = prompt_of(processor, open_image(processor, *size, seed=turn))
+            number = trajectory.extend(result.token_ids)
+            trajectory.turns[number].images = result.images
+    (sample,) = trajectory.samples()
+    assert len(sample.images) == 3 and sample.loss_mask.sum() == 18
+    sample = replace(sample, status=SampleStatus.completed, reward=0.0)
+    batch = build_batch([Group(index=0, prompt=prompt, samples=[sample])], 0)
+    is_sampled = sample.loss_mask.astype(bool)
+    expected = response_logprobs(folder, batch, 1)
+    np.testing.assert_allclose(sample.rollout_logprobs[is_sampled], expected, rtol=0, atol=1e-5)
 
 
 def test_a_request_that_is_computed_again_continues_with_its_image(

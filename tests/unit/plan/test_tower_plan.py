@@ -1,0 +1,69 @@
+"""The vision tower in a plan: weights, frozen parts, and the activations of image tokens."""
+
+from functools import cache
+
+import pytest
+
+from rlscale.config import load_config_with_notes
+from rlscale.plan import HARDWARE, Plan, make_plan
+from rlscale.plan.engine_weights import WeightFormat
+from rlscale.plan.fsdp_memory import TrainerMemory
+
+TOWER = 415_195_904
+"""Parameters of the tower of Qwen3-VL-4B with its four projectors."""
+DECODER = 4_022_468_096
+
+
+@cache
+def plan(*overrides: str) -> Plan:
+    config = load_config_with_notes(["experiment=geo3k_vlm", *overrides], to_run=False).config
+    return make_plan(config, HARDWARE["h100"], prompt_tokens=1024, response_tokens=1024)
+
+
+def trainer(*overrides: str) -> TrainerMemory:
+    found = plan(*overrides).trainer
+    assert found is not None
+    return found
+
+
+def test_the_tower_is_sharded_trained_and_sent_with_the_decoder() -> None:
+    found = plan()
+    assert found.model.tower is not None and found.model.tower.parameters == pytest.approx(TOWER, rel=1e-3)
+    assert found.model.parameters == DECODER + found.model.tower.parameters
+    memory = trainer()
+    assert memory.weights == pytest.approx(4 * found.model.parameters / 8, rel=1e-4)
+    assert memory.optimizer == 2 * memory.weights
+    assert found.sync is not None and found.sync.num_bytes == 2 * found.model.parameters
+    assert WeightFormat(dtype_bytes=2).model_bytes(found.model) == 2 * found.model.parameters
+    # Tokens of text do not pass through the tower.
+    without = plan("model.hf_checkpoint=someone/else")
+    assert without.model.tower is None and without.model.parameters == DECODER
+    assert found.model.forward_cost == without.model.forward_cost
+
+
+def test_frozen_parts_have_weights_alone() -> None:
+    whole, blocks, tower = (
+        trainer(*words)
+        for words in ((), ("train.freeze_params=['visual[.](?!.*merger)']",), ("train.freeze_params=['visual[.]']",))
+    )
+    assert whole.weights == blocks.weights == tower.weights
+    size = plan().model.tower
+    assert size is not None
+    assert whole.optimizer - tower.optimizer == pytest.approx(2 * 4 * size.parameters / 8, rel=1e-3)
+    assert tower.optimizer < blocks.optimizer < whole.optimizer
+    name = "backward pass of the vision tower"
+    # Frozen blocks save nothing, and a frozen tower has no backward pass.
+    assert name in whole.phases and name not in blocks.phases and name not in tower.phases
+    # The plan counts a frozen decoder as trained.
+    assert trainer("train.only_train_params=['visual[.].*merger']").optimizer == blocks.optimizer
+
+
+def test_activations_grow_with_the_image_tokens_that_prompts_may_have() -> None:
+    phase = "backward pass of the vision tower"
+    images, text = trainer(), trainer("data.multimodal_keys=null")
+    assert text.phases[phase]["activations"] == 0 < images.phases[phase]["activations"]
+    # Recomputed blocks save their input: 4 patches a token, 24 blocks, 1024 values of two bytes, and one whole block.
+    saved = images.phases[phase]["activations"] / (4 * 1024 * 4)
+    assert saved > 24 * 1024 * 2
+    more = trainer("fsdp.gradient_checkpointing=false").phases[phase]["activations"]
+    assert more > 3 * images.phases[phase]["activations"]
