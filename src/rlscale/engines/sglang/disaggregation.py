@@ -8,7 +8,7 @@ The router adds the host and the bootstrap port of the prefill server to both re
 servers find each other there. The answer is that of the decode server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,11 @@ def router_arguments(config: RouterConfig, workers: Sequence[SeparateAddress]) -
         "prefill_policy": str(policy_of(config.prefill_policy or config.policy, len(prefill))),
         "decode_policy": str(policy_of(config.decode_policy or config.policy, len(decode))),
     }
+
+
+def count_workers(arguments: Mapping[str, Any]) -> int:
+    """Number of engines that the arguments of a router name."""
+    return sum(len(arguments.get(name, ())) for name in ("worker_urls", "prefill_urls", "decode_urls"))
 
 
 def policy_of(policy: RouterPolicy, num_workers: int) -> RouterPolicy:

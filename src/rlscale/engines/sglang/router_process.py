@@ -19,7 +19,13 @@ from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
-from rlscale.engines.sglang.disaggregation import policy_of, router_arguments, separate_addresses, worker_body
+from rlscale.engines.sglang.disaggregation import (
+    count_workers,
+    policy_of,
+    router_arguments,
+    separate_addresses,
+    worker_body,
+)
 from rlscale.hosts import LOOPBACK
 from rlscale.types import EngineAddress
 
@@ -109,8 +115,7 @@ class RouterProcess(EngineProcess):
     num_workers = 0
 
     def start(self) -> None:
-        given = json.loads(Path(self.command[-1]).read_text(encoding="utf-8"))
-        self.num_workers = sum(len(given.get(name, ())) for name in ("worker_urls", "prefill_urls", "decode_urls"))
+        self.num_workers = count_workers(json.loads(Path(self.command[-1]).read_text(encoding="utf-8")))
         super().start()
 
     def replace_worker(self, old: str, new: EngineAddress) -> None:
