@@ -59,7 +59,7 @@ class EngineLaunch(ABC):
 
     @property
     def needs_bootstrap_port(self) -> bool:
-        """Whether other engines ask the engine for the KV cache of a prompt, at a port of its own."""
+        """Whether other engines ask the engine for the KV cache of a prompt, at a separate port."""
         return False
 
     def for_engine(self, number: int) -> "EngineLaunch":

@@ -85,7 +85,7 @@ class _WithArguments:
 
 @rule
 def separate_servers_have_a_router(config: RunConfig) -> list[Problem]:
-    """sglang-router sends each request to a prefill and a decode server, and tells them about each other."""
+    """sglang-router sends each request to a prefill and a decode server, with the address at which they meet."""
     if not server_groups(config):
         return []
     problems = []
