@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,11 +86,10 @@ def send(router: EngineAddress, server: Server, num: int) -> list[Generation]:
 
 def assert_paired(prefill: list[Server], decode: list[Server], num: int) -> None:
     """Each request must be at one server of each role, with the port of that prefill server."""
-    ports = {each["bootstrap_room"]: s.address.bootstrap_port for s in prefill for each in s.requests}
+    first = {each["bootstrap_room"]: (each["rid"], s.address.bootstrap_port) for s in prefill for each in s.requests}
     sent = [each for server in decode for each in server.requests]
-    assert len(ports) == len(sent) == num
-    assert Counter(each["rid"] for each in sent) == Counter(f"r{i}" for i in range(num))
-    assert {each["bootstrap_room"]: each["bootstrap_port"] for each in sent} == ports
+    assert len(first) == len(sent) == len({each["rid"] for each in sent}) == num
+    assert {each["bootstrap_room"]: (each["rid"], each["bootstrap_port"]) for each in sent} == first
     assert {each["bootstrap_host"] for each in sent} == {"127.0.0.1"}
     for server in (*prefill, *decode):
         assert server.requests, f"{server.address.name} must get requests"
