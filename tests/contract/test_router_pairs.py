@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,10 @@ def test_requests_reach_a_pair_of_servers_also_after_both_kinds_restart(stack: E
     through = send(address, prefill[0], 20)
     assert_paired([prefill[0], dead[0]], [decode[0], dead[1]], 20)
     direct = send(EngineAddress(name="router", url=decode[0].fake.url), decode[0], 20)
-    assert through == direct, "the answer must be that of the decode server, unchanged"
+    for answer, expected in zip(through, direct, strict=True):
+        assert replace(answer, logprobs=expected.logprobs) == expected, "it must be that of the decode server"
+        # In this mode the router parses answers and writes them again, which changes the last bit of some numbers.
+        assert answer.logprobs == pytest.approx(expected.logprobs, rel=1e-12)
     decode[0].requests.clear()
 
     dying.close()
