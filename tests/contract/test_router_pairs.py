@@ -125,10 +125,11 @@ def test_requests_reach_a_pair_of_servers_also_after_both_kinds_restart(stack: E
         assert answer.logprobs == pytest.approx(expected.logprobs, rel=1e-12)
     decode[0].requests.clear()
 
+    gone = [each.address.url for each in dead]
     dying.close()
     wait_for(process, 2)
-    process.replace_worker(dead[0].address.url, prefill[1].address)
-    process.replace_worker(dead[1].address.url, decode[1].address)
+    process.replace_worker(gone[0], prefill[1].address)
+    process.replace_worker(gone[1], decode[1].address)
     wait_for(process, 4)
     send(address, prefill[0], 20)
     assert_paired(prefill, decode, 20)

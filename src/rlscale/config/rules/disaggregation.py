@@ -131,7 +131,10 @@ def separate_servers_are_fixed(config: RunConfig) -> list[Problem]:
 def separate_servers_transfer_the_cache(config: RunConfig) -> list[Problem]:
     """The transfer backend sends the KV cache of a prompt to the decode server."""
     path, name = "sglang.disaggregation_transfer_backend", "disaggregation_transfer_backend"
-    given = [config.sglang.server_args, *(group.server_args for group in server_groups(config))]
+    given: list[Mapping[str, Any]] = [
+        config.sglang.server_args,
+        *(group.server_args for group in server_groups(config)),
+    ]
     if len(given) == 1 or all(each.get(name) != NO_TRANSFER for each in given):
         return []
     fix = "remove it, which selects mooncake, or set it to nixl; decode servers would generate from an empty cache"

@@ -61,5 +61,5 @@ def worker_body(worker: EngineAddress) -> dict[str, Any]:
     """Body of the request that registers a worker with a running router."""
     if not isinstance(worker, SeparateAddress):
         return {"url": worker.url}
-    port = {} if worker.bootstrap_port is None else {"bootstrap_port": worker.bootstrap_port}
+    port: dict[str, Any] = {} if worker.bootstrap_port is None else {"bootstrap_port": worker.bootstrap_port}
     return {"url": worker.url, "worker_type": str(worker.role), **port}
