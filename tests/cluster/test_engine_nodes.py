@@ -13,7 +13,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlscale.cluster.ray_engines import RayEngines
+from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.sglang.disaggregation import SeparateAddress
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.plan.placement import Layout
 from tests.cluster.engine_parts import engines_of, has_ended, last_launch, visible_gpus, wait_dead
@@ -132,3 +134,29 @@ def test_gpus_that_no_node_has_together_are_refused(launch: SglangLaunch, tmp_pa
         engines_of(launch, layout, tmp_path),
     ):
         pytest.fail("the engine cannot be placed")
+
+
+def test_a_prefill_server_restarts_with_its_role_and_another_port(launch: SglangLaunch, tmp_path: Path) -> None:
+    groups = tuple(ServerGroup(role=role, num_gpus=2) for role in ServerRole)
+    separate = replace(launch, num_gpus=2, groups=groups)
+    layout = Layout(num_trainers=0, num_engines=2, gpus_per_engine=2, colocate=False, gpus_per_node=2)
+    with engines_of(separate, layout, tmp_path) as (engines, _):
+        asyncio.run(assert_the_role_stays(engines, tmp_path))
+
+
+async def assert_the_role_stays(engines: RayEngines, folder: Path) -> None:
+    """Starts a prefill and a decode server and kills the first; it must come back with the same role."""
+    prefill, decode = await engines.start()
+    assert isinstance(prefill, SeparateAddress) and isinstance(decode, SeparateAddress)
+    assert (prefill.role, decode.role) == (ServerRole.prefill, ServerRole.decode)
+    first, other = (last_launch(folder, name)["arguments"] for name in ("engine 0", "engine 1"))
+    assert first["disaggregation_mode"] == "prefill" and other["disaggregation_mode"] == "decode"
+    assert first["disaggregation_bootstrap_port"] == prefill.bootstrap_port not in (None, first["port"])
+    assert decode.bootstrap_port is None and "disaggregation_bootstrap_port" not in other
+
+    os.kill(last_launch(folder, "engine 0")["pid"], signal.SIGKILL)
+    assert (await wait_dead(engines)).keys() == {0}
+    again = await engines.restart(0)
+    assert isinstance(again, SeparateAddress) and again.role == ServerRole.prefill
+    assert last_launch(folder, "engine 0")["arguments"]["disaggregation_bootstrap_port"] == again.bootstrap_port
+    assert (again.url, again.bootstrap_port) != (prefill.url, prefill.bootstrap_port)

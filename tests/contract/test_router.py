@@ -147,7 +147,7 @@ def test_a_dead_engine_is_avoided_and_replaced(stack: ExitStack, tmp_path: Path,
         assert time.monotonic() < end, "the router still sends requests to a dead engine"
         time.sleep(0.2)
     assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, alive, 10)))
-    process.replace_worker(old, new.url)
+    process.replace_worker(old, EngineAddress(name="engine 1", url=new.url))
     assert process.num_healthy == 2
     assert not any(isinstance(a, BaseException) for a in asyncio.run(send_all(router, alive, 30)))
     assert new.service.num_requests > 3
@@ -264,5 +264,5 @@ def test_requests_of_a_group_go_to_one_engine_and_stay_when_another_leaves(
     if kind == "middleware":  # sglang-router moves other groups, too
         assert {group: owner for group, owner in before.items() if owner != 2}.items() <= after.items()
         new = open_fake(stack)
-        process.replace_worker(left, new.url)
+        process.replace_worker(left, EngineAddress(name="engine 2", url=new.url))
         assert owners(router, [*fakes, new], groups) == before, "the restarted engine must get its groups back"

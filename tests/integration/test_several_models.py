@@ -75,5 +75,5 @@ def test_a_file_that_cannot_be_used_ends_the_command_before_ray(command: Command
     (command.folder / "models.yaml").write_text(MODELS.replace("regular, num_gpus: 2", "prefill, num_gpus: 2"))
     done = command.run("rollout=sglang", "sglang.config=models.yaml", "reward.engine.name=judge")
     assert done.code == 2 and "Traceback" not in done.err
-    assert "have regular as sglang[0].server_groups[0].worker_type, got prefill" in done.err
+    assert "have a prefill and a decode group in sglang[0].server_groups, got no decode group" in done.err
     assert not command.run_dir.exists()

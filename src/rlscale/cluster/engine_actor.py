@@ -38,6 +38,7 @@ class _EngineActor:
             host=host,
             port=reserve_port(host),
             rendezvous_port=reserve_port(host, number=RENDEZVOUS_PORTS),
+            bootstrap_port=reserve_port(host) if self._launch.needs_bootstrap_port else None,
             gpus=own_gpus(),
         )
 

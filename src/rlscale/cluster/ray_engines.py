@@ -175,7 +175,7 @@ class RayEngines:
         for node_rank, bundles in enumerate(self._layout.process_bundles(index)):
             name = process_name(self._first + index, node_rank, self._launch.name)
             options = self._bundles.actor_options(bundles[0], self._layout.share)
-            launch = replace(self._own_launch, name=name)
+            launch = replace(self._own_launch.for_engine(index), name=name)
             actors.append((name, EngineActor.options(**options).remote(launch, log_folder=self._log_folder)))
         return actors
 

@@ -153,7 +153,7 @@ class RayRouter:
             return
         for index, (old, new) in enumerate(zip(self._registered, self._workers, strict=True)):
             if old != new:
-                await gather_calls([(NAME, self._actor.replace_worker.remote(old.url, new.url))])
+                await gather_calls([(NAME, self._actor.replace_worker.remote(old.url, new))])
                 self._registered[index] = new
 
     def _restart_outdated(self) -> None:

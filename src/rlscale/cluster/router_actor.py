@@ -39,8 +39,8 @@ class _RouterActor:
         return address
 
     @with_actor_name
-    def replace_worker(self, old: str, new: str) -> None:
-        """Routes requests to an engine's new URL instead of its old one."""
+    def replace_worker(self, old: str, new: EngineAddress) -> None:
+        """Routes requests to an engine's new address instead of its old URL."""
         assert self._process is not None, "start comes first"
         self._process.replace_worker(old, new)
 

@@ -8,36 +8,34 @@ sglang:
     server_groups: [{worker_type: regular, num_gpus: 4}]
 
 The model whose weights are updated sets keys of the rollout engines; the one that `reward.engine.name` names sets those
-of `reward.engine`, and all others `sglang.frozen_models`. So the rules between keys hold for the file, too.
+of `reward.engine`, and all others `sglang.frozen_models`. So the rules between keys hold for the file, too. Arguments
+that prefill and decode servers of the policy share are keys, and the others are in `sglang.server_groups`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rlscale.config.errors import nearest, show
+from rlscale.config.passthrough.check import check_passthrough
+from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.errors import ConfigError, Problem
 
 KEY = "sglang.config"
 NAME_KEY = "reward.engine.name"
 MODELS_KEY = "sglang.frozen_models"
+GROUPS_KEY = "sglang.server_groups"
 
 _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups", "engine_groups")
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
 _FORM = "write sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8}]}]"
 
-_NO_PD = (
-    "prefill and decode on separate servers are not supported yet: a run starts equal engines, without the ports and "
-    "the router by which such servers exchange the KV cache; use regular"
-)
 _REFUSED_TYPES = {
-    "prefill": _NO_PD,
-    "decode": _NO_PD,
     "encoder": "media encoders on separate servers are not supported yet; use regular",
     "placeholder": "cluster.num_gpus_per_node and cluster.colocate place trainers and engines; remove the group",
 }
@@ -46,14 +44,15 @@ _REFUSED_TYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineModel:
-    """One model of the file. Its server groups are equal, and counted together."""
+    """One model of the file. Its server groups are equal, and counted together, or separate prefill and decode."""
 
     name: str
     model_path: str | None  # None: the model of the run
     update_weights: bool | None  # None: whether it is the model of the run
     num_gpus: int
     num_gpus_per_engine: int | None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # of all its servers
+    groups: tuple[ServerGroup, ...] = ()  # prefill and decode; empty: every server does both
 
     def is_updated(self, hf_checkpoint: Any) -> bool:
         """Whether the trainer sends it weights."""
@@ -84,6 +83,7 @@ def merge_engine_file(values: dict[str, Any], is_given: Callable[[str], bool]) -
     checkpoint = _get(values, "model.hf_checkpoint")
     actors = [each for each in models if each.is_updated(checkpoint)]
     problems = _actor_problems(path, actors, checkpoint) + _reward_problems(path, models, actors, values)
+    problems += _group_problems(path, models, actors, values)
     if problems:
         return problems
     (actor,) = actors
@@ -156,27 +156,60 @@ def _read_model(path: str, place: str, entry: Any, problems: list[Problem]) -> E
     read = [_read_group(path, f"{place}.{name}[{i}]", group, default, problems) for i, group in enumerate(groups)]
     if len(problems) > before:
         return None
-    if any(
-        (each.num_gpus_per_engine, each.overrides) != (read[0].num_gpus_per_engine, read[0].overrides) for each in read
-    ):
-        fix = "give all of them the same num_gpus_per_engine and overrides"
-        problems.append(_problem(f"have equal groups in {place}.{name}", f"different ones in {path}", fix))
+    wrong = _find_unequal(path, f"{place}.{name}", read)
+    if wrong is not None:
+        problems.append(wrong)
         return None
+    shared = {
+        key: value
+        for key, value in read[0].overrides.items()
+        if all(key in each.overrides and each.overrides[key] == value for each in read)
+    }
     return EngineModel(
         name=entry["name"],
-        model_path=entry.get("model_path") or read[0].overrides.get("model_path"),
+        model_path=entry.get("model_path") or shared.get("model_path"),
         update_weights=entry.get("update_weights"),
         num_gpus=sum(each.num_gpus for each in read),
         num_gpus_per_engine=read[0].num_gpus_per_engine,
-        overrides={key: value for key, value in read[0].overrides.items() if key != "model_path"},
+        overrides={key: value for key, value in shared.items() if key != "model_path"},
+        groups=tuple(_join_groups(role, read, shared) for role in ServerRole if read[0].role is not None),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Group:
+    role: ServerRole | None  # None: regular
     num_gpus: int
     num_gpus_per_engine: int | None
     overrides: Mapping[str, Any]
+
+
+def _find_unequal(path: str, place: str, groups: Sequence[_Group]) -> Problem | None:
+    """The problem of groups of one model that a run cannot serve together."""
+    roles = {each.role for each in groups}
+    if len(roles) > 1 and None in roles:
+        fix = "write regular for all groups, or prefill and decode"
+        return _problem(f"have either regular or prefill and decode groups in {place}", f"both in {path}", fix)
+    if len(roles) == 1 and None not in roles:
+        (other,) = set(ServerRole) - roles
+        fix = f"add a group with worker_type: {other}, or write regular"
+        return _problem(f"have a prefill and a decode group in {place}", f"no {other} group in {path}", fix)
+    if len({each.num_gpus_per_engine for each in groups}) > 1:
+        fix = "give all of them the same num_gpus_per_engine"
+        return _problem(f"have engines of one size in {place}", f"different num_gpus_per_engine in {path}", fix)
+    for role in roles:
+        alike = [each.overrides for each in groups if each.role == role]
+        if any(each != alike[0] for each in alike):
+            rule = f"have equal groups in {place}" if role is None else f"have equal {role} groups in {place}"
+            return _problem(rule, f"different ones in {path}", "give all of them the same overrides")
+    return None
+
+
+def _join_groups(role: ServerRole, groups: Sequence[_Group], shared: Mapping[str, Any]) -> ServerGroup:
+    """All groups of a role as one, with the arguments that the other role has not."""
+    own = [each for each in groups if each.role == role]
+    arguments = {key: value for key, value in own[0].overrides.items() if key not in shared}
+    return ServerGroup(role=role, num_gpus=sum(each.num_gpus for each in own), server_args=arguments)
 
 
 def _read_group(path: str, place: str, group: Any, default: int | None, problems: list[Problem]) -> _Group:
@@ -186,9 +219,10 @@ def _read_group(path: str, place: str, group: Any, default: int | None, problems
         group = {"worker_type": "regular", "num_gpus": 1}
     problems += _unknown(path, place, group, _GROUP_KEYS)
     kind = group.get("worker_type")
-    if kind != "regular":
+    if kind not in ("regular", *ServerRole):
         fix = _REFUSED_TYPES.get(kind, "write worker_type: regular") if isinstance(kind, str) else "add it"
-        problems.append(_problem(f"have regular as {place}.worker_type", f"{show(kind)} in {path}", fix))
+        rule = f"have regular, prefill or decode as {place}.worker_type"
+        problems.append(_problem(rule, f"{show(kind)} in {path}", fix))
     overrides = group.get("overrides") or {}
     if not isinstance(overrides, Mapping):
         rule = f"have a mapping as {place}.overrides"
@@ -201,7 +235,8 @@ def _read_group(path: str, place: str, group: Any, default: int | None, problems
         fix = f"set it to {-(-num_gpus // per_engine) * per_engine}"
         rule = f"have a multiple of num_gpus_per_engine={per_engine} as {place}.num_gpus"
         problems.append(_problem(rule, f"{num_gpus} in {path}", fix))
-    return _Group(num_gpus=num_gpus or 1, num_gpus_per_engine=per_engine, overrides=overrides)
+    role = ServerRole(kind) if kind in list(ServerRole) else None
+    return _Group(role=role, num_gpus=num_gpus or 1, num_gpus_per_engine=per_engine, overrides=overrides)
 
 
 def _positive(path: str, place: str, value: Any, problems: list[Problem], *, is_required: bool = False) -> int | None:
@@ -242,8 +277,31 @@ def _reward_problems(
     return []
 
 
+def _group_problems(
+    path: str, models: Sequence[EngineModel], actors: Sequence[EngineModel], values: Mapping[str, Any]
+) -> list[Problem]:
+    """Only the policy has prefill and decode groups, with arguments that SGLang has."""
+    fix = "write worker_type: regular; the router pairs the servers of the policy only"
+    problems = [
+        _problem(f"have regular groups for {each.name}, whose weights are not updated", f"prefill in {path}", fix)
+        for each in models
+        if each.groups and each not in actors
+    ]
+    for group in (group for each in actors for group in each.groups):
+        given = {f"sglang.{name}": value for name, value in group.server_args.items()}
+        found = check_passthrough(given, values, lambda key: "")
+        problems += [
+            replace(each, value=f"{each.value} for {group.role} servers in {path}", origin=KEY)
+            for each in found.problems
+        ]
+    return problems
+
+
 def _actor_keys(actor: EngineModel) -> dict[str, Any]:
     keys: dict[str, Any] = {"cluster.rollout_num_gpus": actor.num_gpus}
+    keys[GROUPS_KEY] = {
+        str(each.role): {"num_gpus": each.num_gpus, "server_args": dict(each.server_args)} for each in actor.groups
+    }
     if actor.num_gpus_per_engine is not None:
         keys["cluster.rollout_num_gpus_per_engine"] = actor.num_gpus_per_engine
     return keys | {f"sglang.{name}": value for name, value in actor.overrides.items()}

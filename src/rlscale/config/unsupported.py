@@ -17,7 +17,7 @@ from rlscale.config.errors import show
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
-from rlscale.config.rules import warn_ignored
+from rlscale.config.rules import server_groups, warn_ignored
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -54,10 +54,6 @@ WAITING_OPTIONS: Mapping[str, str] = MappingProxyType({})
 UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "LoRA adapters in SGLang": {"sglang.enable_lora": False, "sglang.lora_paths": None},
-        "prefill and decode on separate servers": {
-            "sglang.disaggregation_mode": "null",
-            "sglang.enable_pd_role_switch": False,
-        },
         # SGLang also loads the weights of a sync into the draft model.
         "speculative decoding with a draft model": {"sglang.speculative_draft_model_path": None},
         "media encoders on separate servers": {"sglang.encoder_only": False, "sglang.language_only": False},
@@ -93,6 +89,8 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def _argument_problems(config: RunConfig) -> list[Problem]:
     """One problem for each argument of a library that requests a feature which is not implemented."""
     given = {f"sglang.{name}": value for name, value in config.sglang.server_args.items()}
+    for group in server_groups(config):
+        given |= {f"sglang.{name}": value for name, value in group.server_args.items()}
     given |= {f"megatron.{name}": value for name, value in config.megatron.core_args.items()}
     return [
         Problem(path=path, rule=f"be {show(right)} (not supported yet: {name})", value=show(given[path]), fix=_REMOVE)

@@ -22,7 +22,7 @@ from rlscale.cluster.shared_engines import SharedEngines, SharedSpec
 from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
-from rlscale.config.rules import num_gpus_per_node, shares_base, uses_engines
+from rlscale.config.rules import num_gpus_per_node, server_groups, shares_base, uses_engines
 from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import NODE_DEATH, EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
@@ -288,6 +288,7 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             returns_routes=config.algo.use_rollout_routing_replay,
             reads_images=config.data.multimodal_keys is not None,
             server_args={**own, **sglang.server_args},
+            groups=server_groups(config),
             quantization=None if precision is None else quantization_config(precision),
         )
     if config.rollout.engine == EngineKind.scripted:

@@ -23,6 +23,7 @@ class ProcessPlace:
     node_rank: int = 0
     num_nodes: int = 1
     rendezvous: str | None = None  # host:port of node rank 0, where the processes of several nodes meet
+    bootstrap_port: int | None = None  # of the engine, at the host of node rank 0; only of a prefill server
     gpus: tuple[str, ...] = ()  # CUDA devices by rank; empty: those of the actor's environment, or none on a CPU
 
     @property
@@ -56,6 +57,19 @@ class EngineLaunch(ABC):
         """Whether the ranks of one process, too, meet at an address that is given."""
         return False
 
+    @property
+    def needs_bootstrap_port(self) -> bool:
+        """Whether other engines ask the engine for the KV cache of a prompt, at a separate port."""
+        return False
+
+    def for_engine(self, number: int) -> "EngineLaunch":
+        """The settings of one engine of the layout, if they differ from those of others."""
+        return self
+
+    def address(self, place: ProcessPlace) -> EngineAddress:
+        """The address of the server at a place."""
+        return EngineAddress(name=self.name, url=place.url, num_ranks=self.num_ranks, api_key=self.api_key)
+
     @abstractmethod
     def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         """All arguments of the server, without the key."""
@@ -83,7 +97,7 @@ class EngineLaunch(ABC):
             place: None: an engine of one process on this machine, with the GPUs that it sees.
         """
         place = place or local_place(public=self.api_key is not None)
-        address = EngineAddress(name=self.name, url=place.url, num_ranks=self.num_ranks, api_key=self.api_key)
+        address = self.address(place)
         process = EngineProcess(
             self.command(place, log_folder),
             name=self.name,

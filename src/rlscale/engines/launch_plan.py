@@ -24,6 +24,7 @@ class NodeReport:
     host: str
     port: int
     rendezvous_port: int  # the first of `RENDEZVOUS_PORTS`
+    bootstrap_port: int | None = None  # for an engine that needs one
     gpus: tuple[str, ...] = ()  # CUDA devices in the order of the bundles; empty on a CPU
 
 
@@ -70,8 +71,11 @@ def plan_engine(
         reports: of the nodes of the processes, in their order.
     """
     head, bundles = reports[0], layout.process_bundles(engine)
+    launch = launch.for_engine(engine)
     needs_rendezvous = len(reports) > 1 or launch.needs_rendezvous
     rendezvous = join_host_port(head.host, head.rendezvous_port) if needs_rendezvous else None
+    bootstrap_port = head.bootstrap_port if launch.needs_bootstrap_port else None
+    assert bootstrap_port is not None or not launch.needs_bootstrap_port, "its node must report one"
     return tuple(
         ProcessLaunch(
             engine=engine,
@@ -83,6 +87,7 @@ def plan_engine(
                 node_rank=rank,
                 num_nodes=len(reports),
                 rendezvous=rendezvous,
+                bootstrap_port=bootstrap_port,
                 gpus=report.gpus,
             ),
         )
@@ -119,6 +124,7 @@ def rehearsed_report(layout: Layout, *, on_gpus: bool) -> Callable[[tuple[int, .
             host=f"10.0.{node // 250}.{node % 250 + 1}",
             port=20_000 + bundles[0],
             rendezvous_port=25_000 + RENDEZVOUS_PORTS * bundles[0],
+            bootstrap_port=15_000 + bundles[0],
             gpus=gpus,
         )
 

@@ -3,13 +3,16 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlscale.config.passthrough.sglang_python import foreign_environment
+from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.sglang.disaggregation import SeparateAddress
+from rlscale.types import EngineAddress
 
 SERVE = Path(__file__).with_name("sglang") / "serve.py"
 
@@ -37,6 +40,9 @@ FEATURE_CACHE = "SGLANG_VLM_CACHE_SIZE_MB"
 IMAGE_CACHE_MB = 256
 """Size of the cache of pixels, which do not depend on weights."""
 
+HOST_IP = "SGLANG_HOST_IP"
+"""Variable with the address at which prefill and decode servers exchange the KV cache."""
+
 MODEL_OVERRIDES = "json_model_override_args"
 """Argument with entries that replace those of the model's `config.json`."""
 
@@ -56,6 +62,8 @@ class SglangLaunch(EngineLaunch):
     shares_prefixes: bool = True
     reads_images: bool = False
     server_args: Mapping[str, Any] = field(default_factory=dict)  # set by the user, with SGLang's names
+    groups: tuple[ServerGroup, ...] = ()  # of all engines; `for_engine` gives an engine its role
+    role: ServerRole | None = None  # None: the engine computes whole requests
     # `quantization_config` of the weights that a sync sends; None: those of the model.
     quantization: Mapping[str, Any] | None = None
 
@@ -68,6 +76,32 @@ class SglangLaunch(EngineLaunch):
         # With data-parallel attention SGLang otherwise derives ports from its own without looking for free ones.
         given = self.server_args
         return bool(given.get("enable_dp_attention")) or int(given.get("attn_dp_size") or 1) > 1
+
+    @property
+    def needs_bootstrap_port(self) -> bool:
+        return self.role == ServerRole.prefill
+
+    def for_engine(self, number: int) -> EngineLaunch:
+        first = 0
+        for group in self.groups:
+            first += group.num_gpus // self.num_gpus
+            if number < first:
+                arguments = {**self.server_args, **group.server_args}
+                return replace(self, role=group.role, server_args=arguments, groups=())
+        assert not self.groups, f"the groups must have engine {number}"
+        return self
+
+    def address(self, place: ProcessPlace) -> EngineAddress:
+        if self.role is None:
+            return EngineLaunch.address(self, place)
+        return SeparateAddress(
+            name=self.name,
+            url=place.url,
+            num_ranks=self.num_ranks,
+            api_key=self.api_key,
+            role=self.role,
+            bootstrap_port=place.bootstrap_port,
+        )
 
     def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         given = {name: value for name, value in self.server_args.items() if value is not None}
@@ -88,6 +122,10 @@ class SglangLaunch(EngineLaunch):
                 "node_rank": place.node_rank,
                 "dist_init_addr": place.rendezvous,
             }
+        if self.role is not None:
+            arguments["disaggregation_mode"] = str(self.role)
+        if place.bootstrap_port is not None:
+            arguments["disaggregation_bootstrap_port"] = place.bootstrap_port
         if self.max_context_len is not None:
             arguments["context_length"] = self.max_context_len
         if self.returns_routes:
@@ -128,6 +166,9 @@ class SglangLaunch(EngineLaunch):
         if self.reads_images and FEATURE_CACHE not in os.environ:
             # SGLang keeps features of images across weight updates, also when its caches are flushed.
             variables[FEATURE_CACHE] = "0"
+        if self.role is not None and HOST_IP not in os.environ:
+            # Otherwise SGLang opens ports at one of the machine's addresses, even for servers on loopback.
+            variables[HOST_IP] = place.host
         if self.device == "cpu":
             # The threads of its processes compete for the cores: with two threads it is ten times slower.
             variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlscale.config import ClusterConfig, RunConfig
-from rlscale.config.rules import frozen_models, has_critic_ranks, num_critic_ranks, uses_engines
+from rlscale.config.rules import frozen_models, has_critic_ranks, num_critic_ranks, server_groups, uses_engines
+from rlscale.config.server_groups import ServerRole
 from rlscale.errors import ConfigError, Problem, count_noun
 
 
@@ -40,6 +41,7 @@ class Layout:
     num_reward_engines: int = 0
     gpus_per_reward_engine: int = 1
     frozen: tuple[FrozenLayout, ...] = ()
+    num_prefill_engines: int | None = None  # the first ones; the others decode. None: every engine does both
 
     @property
     def gpus_per_process(self) -> int:
@@ -109,6 +111,12 @@ class Layout:
             return max(self.num_trainers, self.num_engines * self.gpus_per_engine)
         return self.num_trainers + self.num_engines * self.processes_per_engine
 
+    def engine_kind(self, engine: int) -> str:
+        """Name of an engine of the policy in a plan, without its number."""
+        if self.num_prefill_engines is None:
+            return "engine"
+        return "prefill engine" if engine < self.num_prefill_engines else "decode engine"
+
     @property
     def share(self) -> float:
         """Fraction of a bundle that an actor requests, so that a trainer and an engine fit into one."""
@@ -157,7 +165,7 @@ def build_layout(config: RunConfig) -> Layout:
         )
         for name, each in frozen_models(config).items()
     )
-    layout = replace(layout, frozen=frozen)
+    layout = replace(layout, frozen=frozen, num_prefill_engines=_num_prefill_engines(config))
     if config.debug.rollout_only:
         return replace(layout, num_trainers=0, colocate=False)
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
@@ -172,6 +180,11 @@ def engine_layout(layout: Layout) -> Layout:
         colocate=False,
         gpus_per_node=layout.gpus_per_node,
     )
+
+
+def _num_prefill_engines(config: RunConfig) -> int | None:
+    prefill = [group.num_gpus for group in server_groups(config) if group.role == ServerRole.prefill]
+    return sum(prefill) // config.cluster.rollout_num_gpus_per_engine if prefill else None
 
 
 def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
@@ -320,7 +333,7 @@ def place_actors(layout: Layout, *, gpus_per_node: int, has_critic: bool = False
     for engine in range(layout.num_engines):
         for bundles in layout.process_bundles(engine):
             for bundle in bundles:
-                on[bundle].append(f"engine {engine}")
+                on[bundle].append(f"{layout.engine_kind(engine)} {engine}")
     for engine in range(layout.num_reward_engines):
         for (bundle,) in layout.reward_layout.process_bundles(engine):
             on[bundle].append(f"reward engine {engine}")

@@ -33,6 +33,13 @@ class RehearsalLaunch(EngineLaunch):
     def needs_rendezvous(self) -> bool:
         return self.real.needs_rendezvous
 
+    @property
+    def needs_bootstrap_port(self) -> bool:
+        return self.real.needs_bootstrap_port
+
+    def for_engine(self, number: int) -> EngineLaunch:
+        return replace(self, real=self.real.for_engine(number))
+
     def arguments(self, place: ProcessPlace) -> dict[str, Any]:
         return self._named(self.real).arguments(place)
 

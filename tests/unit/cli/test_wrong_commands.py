@@ -78,7 +78,7 @@ CASES: list[tuple[str, str, str | None]] = [
     ),
     (
         "train rollout=sglang sglang.disaggregation_mode=prefill",
-        "sglang.disaggregation_mode must be null (not supported yet: prefill and decode on separate servers)",
+        "sglang.disaggregation_mode must not be set, because rlscale sets it, got prefill; remove it: a file of",
         "train rollout=sglang",
     ),
     (

@@ -123,11 +123,14 @@ def test_models_that_cannot_be_used(tmp_path: Path, models: list[Any], keys: lis
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"worker_type": "prefill", "num_gpus": 4}, "regular as sglang[0].server_groups[0].worker_type, got prefill"),
-        ({"worker_type": "decode", "num_gpus": 4}, "prefill and decode on separate servers are not supported yet"),
+        (
+            {"worker_type": "prefill", "num_gpus": 4},
+            "a prefill and a decode group in sglang[0].server_groups, got no dec",
+        ),
+        ({"worker_type": "decode", "num_gpus": 4}, "got no prefill group in"),
         ({"worker_type": "encoder", "num_gpus": 4}, "media encoders on separate servers are not supported yet"),
         ({"worker_type": "placeholder", "num_gpus": 4}, "place trainers and engines; remove the group"),
-        ({"num_gpus": 4}, "regular as sglang[0].server_groups[0].worker_type, got null"),
+        ({"num_gpus": 4}, "regular, prefill or decode as sglang[0].server_groups[0].worker_type, got null"),
         ({"worker_type": "regular"}, "a number of at least 1 as sglang[0].server_groups[0].num_gpus, got null"),
         ({"worker_type": "regular", "num_gpus": 0}, "server_groups[0].num_gpus, got 0"),
         ({"worker_type": "regular", "num_gpus": True}, "server_groups[0].num_gpus, got true"),

@@ -36,6 +36,12 @@ class RouterConfig(ConfigGroup):
     only). `round_robin`: each engine in order. `random`: a random engine.
     """
 
+    prefill_policy: RouterPolicy | None = None
+    """Load-balancing policy over prefill servers, see `sglang.config`. None: `router.policy`."""
+
+    decode_policy: RouterPolicy | None = None
+    """Load-balancing policy over decode servers, see `sglang.config`. None: `router.policy`."""
+
     # Limits and health checks.
     timeout_s: Annotated[float | None, Field(gt=0)] = None
     """Timeout of a request at the router, in seconds. None: `rollout.timeout_s`."""

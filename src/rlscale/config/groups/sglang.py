@@ -32,6 +32,12 @@ class SglangConfig(ConfigGroup):
     frozen_models: dict[str, Any] = field(default_factory=dict)
     """The further models of `sglang.config` by name, each with keys of `reward.engine`. Set by the file."""
 
+    server_groups: dict[str, Any] = field(default_factory=dict)
+    """Prefill and decode servers of the policy, if the file of `sglang.config` separates them: `prefill` and `decode`,
+    each with `num_gpus` and `server_args`, the arguments that only its servers have. Set by the file. Empty: every
+    engine does both.
+    """
+
     server_concurrency: Annotated[int, Field(gt=0)] = 512
     """Maximum number of samples in flight per engine; further requests wait in order in the client. A request counts as
     the number of samples it requests.

@@ -16,6 +16,7 @@ CLASSES = ("sglang.srt.server_args:ServerArgs",)
 
 _EACH_SERVER = "remove it: rlscale sets it for every server"
 _PLACED = "remove it: the cluster.* keys place the engines"
+_SEPARATED = "remove it: a file of sglang.config has a group with worker_type: prefill and one with worker_type: decode"
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
         "model_path": "set model.hf_checkpoint",
@@ -33,6 +34,8 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "admin_api_key": "remove it: SGLang would refuse weight updates with the key that rlscale sets",
         "weight_version": "remove it: the trainer counts its updates",
         "skip_server_warmup": "remove it: the first rollout is the warm-up",
+        "disaggregation_mode": _SEPARATED,
+        "disaggregation_bootstrap_port": "remove it: rlscale chooses a free port for every prefill server",
         "nnodes": _PLACED,
         "node_rank": _PLACED,
         "dist_init_addr": _PLACED,

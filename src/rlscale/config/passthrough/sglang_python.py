@@ -8,10 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from rlscale.errors import Problem
 
@@ -24,18 +25,25 @@ PLATFORM = "rlscale_cpu"
 INSTALL = "run bin/install-sglang-cpu, or set sglang.python to an interpreter that has it"
 TIMEOUT_S = 60
 
+TRANSFER_MODULES: Mapping[str, str] = MappingProxyType(
+    {"mooncake": "mooncake", "mooncake_tcp": "mooncake", "nixl": "nixl", "mori": "mori"}
+)
+"""Values of `disaggregation_transfer_backend` -> the module that each imports; the first one is the default."""
+
 # src/rlscale/config/passthrough/sglang_python.py: four levels up is the repository.
 _CHECKOUT = Path(__file__).resolve().parents[4]
 _PRINT_PACKAGES = """
-import json
-from importlib import metadata
+import json, sys
+from importlib import metadata, util
 def version(name):
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 plugins = [e.name for e in metadata.entry_points(group="sglang.srt.platforms")]
-print(json.dumps({"sglang": version("sglang"), "router": version("sglang-router"), "plugins": plugins}))
+modules = [name for name in sys.argv[1:] if util.find_spec(name)]
+versions = {"sglang": version("sglang"), "router": version("sglang-router")}
+print(json.dumps({**versions, "plugins": plugins, "modules": modules}))
 """
 
 
@@ -46,6 +54,7 @@ class InstalledPackages:
     sglang: str | None
     router: str | None
     plugins: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # those of `TRANSFER_MODULES`
 
 
 def find_python(given: str | None) -> Path:
@@ -85,7 +94,7 @@ def installed_packages(python: Path) -> InstalledPackages:
     if not python.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(python))
     done = subprocess.run(
-        [str(python), "-c", _PRINT_PACKAGES],
+        [str(python), "-c", _PRINT_PACKAGES, *dict.fromkeys(TRANSFER_MODULES.values())],
         capture_output=True,
         text=True,
         check=True,
@@ -93,7 +102,12 @@ def installed_packages(python: Path) -> InstalledPackages:
         env=foreign_environment(os.environ),
     )
     answer = json.loads(done.stdout)
-    return InstalledPackages(sglang=answer["sglang"], router=answer["router"], plugins=tuple(answer["plugins"]))
+    return InstalledPackages(
+        sglang=answer["sglang"],
+        router=answer["router"],
+        plugins=tuple(answer["plugins"]),
+        modules=tuple(answer["modules"]),
+    )
 
 
 def check_python(given: str | None, *, serves: bool, routes: bool, on_cpu: bool) -> list[Problem]:
@@ -124,6 +138,32 @@ def check_python(given: str | None, *, serves: bool, routes: bool, on_cpu: bool)
         fix = "run bin/install-sglang-cpu, install sglang-router there, or set router.enabled=false"
         return problem("have sglang-router, which balances the load of several engines", f"{python} without it", fix)
     return []
+
+
+def check_transfer(given: str | None, backends: Collection[str | None]) -> list[Problem]:
+    """Problems of the packages that send the KV cache from prefill to decode servers.
+
+    Args:
+        given: `sglang.python`, which has SGLang.
+        backends: values of `sglang.disaggregation_transfer_backend`; None: the default.
+    """
+    python = find_python(given)
+    installed = installed_packages(python).modules
+    default = next(iter(TRANSFER_MODULES))
+    needed = {name: TRANSFER_MODULES.get(name) for name in (each or default for each in backends)}
+    return [
+        Problem(
+            path="sglang.disaggregation_transfer_backend",
+            rule=f"have its package {module} next to SGLang",
+            value=f"{name}, and {python} without it",
+            fix=f"install the package there ({_PACKAGES[module]}), or choose another backend",
+        )
+        for name, module in needed.items()
+        if module is not None and module not in installed
+    ]
+
+
+_PACKAGES = {"mooncake": "mooncake-transfer-engine", "nixl": "nixl", "mori": "mori"}
 
 
 def version_numbers(version: str) -> tuple[int, ...]:

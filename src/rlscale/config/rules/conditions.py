@@ -12,6 +12,7 @@ from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
 from rlscale.config.run_config import RunConfig
+from rlscale.config.server_groups import ServerGroup, read_server_groups
 
 
 def is_sft(config: RunConfig) -> bool:
@@ -92,6 +93,13 @@ def frozen_models(config: RunConfig) -> dict[str, RewardEngineConfig]:
     # Other values are not of a file, which a rule reports.
     given = {name: values for name, values in config.sglang.frozen_models.items() if isinstance(values, dict)}
     return {name: RewardEngineConfig(**values) for name, values in given.items() if set(values) <= known}
+
+
+def server_groups(config: RunConfig) -> tuple[ServerGroup, ...]:
+    """Prefill and decode servers of the run, see `sglang.server_groups`; empty: every engine does both."""
+    if not uses_engines(config) or config.rollout.engine != EngineKind.sglang or config.rollout.external:
+        return ()
+    return read_server_groups(config.sglang.server_groups)
 
 
 def reward_engine_kind(config: RunConfig) -> RewardEngineKind:

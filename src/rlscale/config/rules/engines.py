@@ -14,6 +14,7 @@ from rlscale.config.groups.router import RouterPolicy
 from rlscale.config.passthrough.sglang_python import check_python
 from rlscale.config.rules.conditions import (
     attaches,
+    server_groups,
     uses_engines,
     uses_external_engines,
     uses_router,
@@ -47,7 +48,7 @@ def engine_returns_routes(config: RunConfig) -> list[Problem]:
     if not config.algo.use_rollout_routing_replay:
         return []
     rule, problems = "be {} with algo.use_rollout_routing_replay", []
-    if uses_sglang_router(config):
+    if uses_sglang_router(config) and not server_groups(config):  # another rule refuses it for those
         fix = (
             "remove it, or set router.use_middleware_router=true; sglang-router does not pass on the request for routes"
         )
@@ -111,6 +112,8 @@ def middlewares_need_the_middleware_router(config: RunConfig) -> list[Problem]:
     if not paths or config.router.use_middleware_router or not uses_router(config):
         return []
     rule, fix = "be empty without router.use_middleware_router", "set router.use_middleware_router=true"
+    if server_groups(config):
+        fix = "remove it; prefill and decode servers need sglang-router, which has no middlewares"
     return [Problem(path="router.middleware_paths", rule=rule, value=show(paths), fix=fix)]
 
 

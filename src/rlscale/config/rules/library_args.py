@@ -43,6 +43,7 @@ REFUSED_BY_ENGINES: Refused = MappingProxyType(
         "gated_launch_port": (None, "the server would wait for a request that rlscale does not send"),
         "ep_join_mode": (None, _PLACED),
         "decoupled_spec_role": ("null", _PLACED),
+        "enable_pd_role_switch": (False, "servers keep the role that the file of sglang.config gives them"),
     }
 )
 """Arguments of SGLang's server that change its protocol, its processes or its files, or prevent weight updates."""

@@ -16,6 +16,7 @@ from rlscale.config.rules.conditions import (
     offloads_engines,
     offloads_trainer,
     overlaps,
+    server_groups,
     uses_engines,
     uses_external_engines,
     uses_router,
@@ -74,7 +75,8 @@ def further_engines_can_join(config: RunConfig) -> list[Problem]:
     if cluster.colocate:
         fix = "remove it, or set cluster.colocate=false"
         found.append(Problem(path=path, rule="be null with cluster.colocate", value=value, fix=fix))
-    if config.router.enabled or uses_router(config):
+    # Another rule refuses it for prefill and decode servers, which need the router.
+    if not server_groups(config) and (config.router.enabled or uses_router(config)):
         fix = "set router.enabled=false"
         found.append(Problem(path=path, rule="be null with a router, whose engines are fixed", value=value, fix=fix))
     if config.train.weight_channel == WeightChannelName.shared_memory:

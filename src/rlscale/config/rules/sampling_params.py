@@ -14,7 +14,7 @@ from rlscale.config.passthrough.sglang_sampling_params import (
     RESERVED,
     load_parameters,
 )
-from rlscale.config.rules.conditions import uses_engines, uses_external_engines, uses_sglang_router
+from rlscale.config.rules.conditions import server_groups, uses_engines, uses_external_engines, uses_sglang_router
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -89,6 +89,9 @@ def router_passes_on_the_sampling_params(config: RunConfig) -> list[Problem]:
     names = [name for name in DROPPED_BY_ROUTER if given.get(name) is not None]
     if not names or not uses_sglang_router(config):
         return []
+    if server_groups(config):
+        rule, fix = "not be set with prefill and decode groups in sglang.config", "remove it; sglang-router drops it"
+        return [Problem(path=f"{KEY}.{names[0]}", rule=rule, value=show(given[names[0]]), fix=fix)]
     rule, fix = (
         f"be false with {KEY}.{names[0]}",
         "set router.enabled=false or router.use_middleware_router=true; sglang-router does not pass it on",

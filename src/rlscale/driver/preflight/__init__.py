@@ -19,7 +19,7 @@ from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.judge import RewardEngineKind
 from rlscale.config.groups.sandbox import SandboxKind
 from rlscale.config.installed import is_installed
-from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.passthrough.sglang_python import check_python, check_transfer
 from rlscale.config.rules import (
     Rule,
     asks_teachers,
@@ -28,6 +28,7 @@ from rlscale.config.rules import (
     needs_gateway,
     pipeline_stages,
     reward_engine_kind,
+    server_groups,
     uses_engines,
     uses_sglang_router,
 )
@@ -82,6 +83,11 @@ def check_sglang(config: RunConfig) -> list[Problem]:
     found = check_python(config.sglang.python, serves=serves, routes=routes, on_cpu=on_cpu)
     # The rule is repeated: before `cluster.device` was resolved it could be unknown.
     found += engine_reads_low_precision(config) if generates else []
+    groups = () if found or config.run.rehearsal else server_groups(config)
+    if groups:
+        given = config.sglang.server_args
+        backends = {({**given, **each.server_args}).get("disaggregation_transfer_backend") for each in groups}
+        found += check_transfer(config.sglang.python, backends)
     return found + (check_sizes_on_cpu(config) if generates and on_cpu else [])
 
 

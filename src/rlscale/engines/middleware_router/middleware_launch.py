@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.engines.sglang.router_process import RouterLaunch, RouterProcess
+from rlscale.types import EngineAddress
 
 MODULE = "rlscale.engines.middleware_router.serve_router"
 
@@ -62,9 +63,9 @@ class MiddlewareRouterLaunch(RouterLaunch):
 class MiddlewareRouterProcess(RouterProcess):
     """The process of a middleware router."""
 
-    def _add(self, new: str, *, replaces: str) -> None:
+    def _add(self, new: EngineAddress, *, replaces: str) -> None:
         # In one call, so that the sessions of the old engine move to the new one and not in between to all others.
-        self._post_worker({"url": new, "replaces": replaces})
+        self._post_worker({"url": new.url, "replaces": replaces})
 
     def _remove(self, worker_id: str) -> None:
         """No effect: `_add` has removed the old engine."""

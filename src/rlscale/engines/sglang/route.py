@@ -16,6 +16,8 @@ def main() -> None:
     api_key = os.environ.pop("RLSCALE_ENGINE_API_KEY", None)
     if api_key is not None:
         arguments["api_key"] = api_key
+    # JSON has no tuples, and the router accepts nothing else for a URL and its port.
+    arguments["prefill_urls"] = [tuple(pair) for pair in arguments.get("prefill_urls", ())]
     launch_router(RouterArgs(**arguments))
 
 

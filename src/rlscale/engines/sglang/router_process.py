@@ -14,11 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.config import RouterConfig, RouterPolicy
+from rlscale.config import RouterConfig
 from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.sglang.disaggregation import (
+    count_workers,
+    policy_of,
+    router_arguments,
+    separate_addresses,
+    worker_body,
+)
 from rlscale.hosts import LOOPBACK
 from rlscale.types import EngineAddress
 
@@ -41,14 +48,12 @@ class RouterLaunch:
     def arguments(self, host: str, port: int, workers: Sequence[str]) -> dict[str, Any]:
         """Arguments of `RouterArgs`, without the key."""
         config = self.config
-        # sglang-router rejects power_of_two for fewer than two engines.
-        is_single = len(workers) == 1 and config.policy == RouterPolicy.power_of_two
         assert config.timeout_s is not None and config.max_connections is not None, "set by the resolve step"
         return {
             "worker_urls": list(workers),
             "host": host,
             "port": port,
-            "policy": str(RouterPolicy.round_robin if is_single else config.policy),
+            "policy": str(policy_of(config.policy, len(workers))),
             "request_timeout_secs": max(1, round(config.timeout_s)),
             "max_concurrent_requests": config.max_connections,
             "queue_size": 0,  # requests wait in the driver, in order
@@ -88,6 +93,8 @@ class RouterLaunch:
         log_folder.mkdir(parents=True, exist_ok=True)
         file = log_folder / "router_arguments.json"
         arguments = self.arguments(host, port, [worker.url for worker in workers])
+        if separate := separate_addresses(workers):
+            arguments |= router_arguments(self.config, separate)
         file.write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
         env = self.inherited()
         if self.api_key is not None:
@@ -108,26 +115,26 @@ class RouterProcess(EngineProcess):
     num_workers = 0
 
     def start(self) -> None:
-        self.num_workers = len(json.loads(Path(self.command[-1]).read_text(encoding="utf-8"))["worker_urls"])
+        self.num_workers = count_workers(json.loads(Path(self.command[-1]).read_text(encoding="utf-8")))
         super().start()
 
-    def replace_worker(self, old: str, new: str) -> None:
-        """Replaces the engine `old` by `new` without interrupting others. Returns when `new` accepts requests.
+    def replace_worker(self, old: str, new: EngineAddress) -> None:
+        """Replaces the engine at URL `old` by `new` without interrupting others; returns when it accepts requests.
 
         Raises EngineError when the router dies or does not accept `new`.
         """
         workers = self._workers()
         old_ids = [worker["id"] for worker in workers if worker["url"].rstrip("/") == old.rstrip("/")]
         # An earlier call that was interrupted may have added `new` already.
-        if not any(worker["url"].rstrip("/") == new.rstrip("/") for worker in workers):
+        if not any(worker["url"].rstrip("/") == new.url.rstrip("/") for worker in workers):
             self._add(new, replaces=old)
         for worker_id in old_ids:
             self._remove(worker_id)
         self.wait_ready(CALL_TIMEOUT_S * 3)
 
-    def _add(self, new: str, *, replaces: str) -> None:
+    def _add(self, new: EngineAddress, *, replaces: str) -> None:
         """Adds the engine `new`; `replaces` is removed by the caller."""
-        self._post_worker({"url": new})
+        self._post_worker(worker_body(new))
 
     def _remove(self, worker_id: str) -> None:
         self._call("DELETE", f"/workers/{worker_id}")

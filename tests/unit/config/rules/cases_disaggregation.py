@@ -1,0 +1,99 @@
+"""Cases of the rules about prefill and decode servers; see `cases.CASES` for the columns."""
+
+from typing import Any
+
+from tests.unit.config.rules.valid_config import SGLANG, Values
+
+
+def groups(prefill: int = 2, decode: int = 2, **arguments: Any) -> Values:
+    """Keys of an engine file with both groups; `arguments` are those of the prefill servers."""
+    return {
+        **SGLANG,
+        "sglang.config": "models.yaml",
+        "cluster.rollout_num_gpus": prefill + decode,
+        "sglang.server_groups": {
+            "prefill": {"num_gpus": prefill, "server_args": arguments},
+            "decode": {"num_gpus": decode, "server_args": {}},
+        },
+    }
+
+
+REGULAR: Values = {**SGLANG, "cluster.rollout_num_gpus": 4}
+
+CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "server_groups_are_in_a_file",
+        {**groups(), "sglang.config": None},
+        "sglang.server_groups must be empty without sglang.config, got ",
+        groups(),
+    ),
+    (
+        "server_groups_have_whole_engines",
+        {**groups(3, 4), "cluster.rollout_num_gpus_per_engine": 2},
+        "sglang.config must have a multiple of cluster.rollout_num_gpus_per_engine=2 as num_gpus of prefill groups, "
+        "got 3 in models.yaml; set it to 4",
+        {**groups(4, 4), "cluster.rollout_num_gpus_per_engine": 2},
+    ),
+    (
+        "server_group_arguments_can_work",
+        groups(grpc_mode=True),
+        "sglang.grpc_mode must be false, got true for prefill servers in models.yaml; remove it: rlscale sends",
+        groups(page_size=16),
+    ),
+    (
+        "server_group_arguments_can_work",
+        {**groups(dp_size=4, enable_dp_attention=True), "cluster.rollout_num_gpus_per_engine": 2},
+        "sglang.dp_size must divide the 2 GPUs of a pipeline stage of an engine, got 4 for prefill servers",
+        {**groups(dp_size=2, enable_dp_attention=True), "cluster.rollout_num_gpus_per_engine": 2},
+    ),
+    (
+        "separate_servers_have_a_router",
+        {**groups(), "router.enabled": False},
+        "router.enabled must not be false with prefill and decode groups in sglang.config, got false; remove it",
+        {**groups(), "router.enabled": True},
+    ),
+    (
+        "separate_servers_have_a_router",
+        {**groups(), "router.use_middleware_router": True},
+        "router.use_middleware_router must be false with prefill and decode groups in sglang.config, got true",
+        {**REGULAR, "router.use_middleware_router": True},
+    ),
+    (
+        "separate_servers_return_no_routes",
+        {**groups(), "algo.use_rollout_routing_replay": True},
+        "algo.use_rollout_routing_replay must be false with prefill and decode groups in sglang.config, got true",
+        {**REGULAR, "algo.use_rollout_routing_replay": True},
+    ),
+    (
+        "separate_servers_update_between_requests",
+        {**groups(), "rollout.max_staleness": 1},
+        "rollout.update_mode must be boundary with prefill and decode groups in sglang.config, got in_flight; set "
+        "rollout.update_mode=boundary",
+        {**groups(), "rollout.max_staleness": 1, "rollout.update_mode": "boundary"},
+    ),
+    (
+        "separate_servers_are_fixed",
+        {**groups(), "cluster.rollout_max_num_gpus": 8},
+        "cluster.rollout_max_num_gpus must be null with prefill and decode groups in sglang.config, got 8; remove it",
+        {**REGULAR, "cluster.rollout_max_num_gpus": 8},
+    ),
+    (
+        "separate_servers_transfer_the_cache",
+        groups(disaggregation_transfer_backend="fake"),
+        "sglang.disaggregation_transfer_backend must not be fake with prefill and decode groups in sglang.config, got "
+        "fake; remove it, which selects mooncake",
+        {**groups(), "sglang.server_args": {"disaggregation_transfer_backend": "nixl"}},
+    ),
+    (
+        "middlewares_need_the_middleware_router",
+        {**groups(), "router.middleware_paths": ["a:b"]},
+        "remove it; prefill and decode servers need sglang-router, which has no middlewares",
+        groups(),
+    ),
+    (
+        "router_passes_on_the_sampling_params",
+        {**groups(), "rollout.sampling_params": {"logit_bias": {"3": 1.0}}},
+        "rollout.sampling_params.logit_bias must not be set with prefill and decode groups in sglang.config",
+        {**groups(), "rollout.sampling_params": {"ignore_eos": True}},
+    ),
+]
