@@ -76,6 +76,7 @@ SECTIONS: tuple[MetricSection, ...] = (
             "train/kl",
             "train/teacher_kl",
             "train/entropy",
+            "train/mtp_loss",
             "rollout/kl",
             "rollout/entropy",
             "rollout/padding",
@@ -104,6 +105,7 @@ SECTIONS: tuple[MetricSection, ...] = (
             "train/entropy": "falls slowly with the reward; near 0 while the reward is low: the policy no "
             "longer explores (a larger `algo.eps_clip_high`, `algo.entropy_coef`); a lasting rise: text without "
             "meaning, lower `optim.lr`",
+            "train/mtp_loss": "as low as after pre-training; a rise: engines accept fewer drafts",
             "rollout/entropy": "as `train/entropy`",
             "rollout/padding": "below 0.3; above: `batch.use_dynamic_batch_size=true`",
             "rollout/log_probs": "equal to `rollout/rollout_log_probs` within `logprob_diff/mean`",

@@ -52,6 +52,7 @@ _SPELLINGS: Mapping[str, str] = {
     "micro batch": "micro-batch",
     "micro batches": "micro-batches",
     "min p": "`min_p`",
+    "mtp": "MTP",
     "off policy": "off-policy",
     "reinforce plus plus": "REINFORCE++",
     "sft": "SFT",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlscale.architectures.weight_names import TensorLayout, Weight
+from rlscale.architectures.weight_names import MtpNames, TensorLayout, Weight
 
 MEGATRON_LAYER, HF_LAYER = "decoder.layers.{i}", "model.layers.{i}"
 _ATTENTION, _HF_ATTENTION = f"{MEGATRON_LAYER}.self_attention", f"{HF_LAYER}.self_attn"
@@ -78,4 +78,16 @@ EXPERT = (
     Weight(
         megatron=f"{_EXPERT}.linear_fc2.weight", hf=(f"{_HF_EXPERT}.down_proj.weight",), layout=TensorLayout.columns
     ),
+)
+
+# Checkpoints store them as further decoder layers, each with copies of embedding and output layer.
+NEXTN = MtpNames(
+    hf_layer=HF_LAYER,
+    own=(
+        Weight(megatron="enorm.weight", hf=("enorm.weight",)),
+        Weight(megatron="hnorm.weight", hf=("hnorm.weight",)),
+        Weight(megatron="eh_proj.weight", hf=("eh_proj.weight",), layout=TensorLayout.rows),
+        Weight(megatron="final_layernorm.weight", hf=("shared_head.norm.weight",)),
+    ),
+    copies={"model.embed_tokens.weight": "embed_tokens.weight", "lm_head.weight": "shared_head.head.weight"},
 )

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.architectures.vision import VisionFamily
-from rlscale.architectures.weight_names import HfNames
+from rlscale.architectures.weight_names import HfNames, MtpNames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +59,9 @@ class Family:
     """Weights under both names. None: Megatron-core does not train this family."""
     plain_query_names: HfNames | None = None
     """The same for models of the family without `q_lora_rank`. None: no difference."""
+    mtp: MtpNames | None = None
+    """Layers for multi-token prediction that its checkpoints may have (`num_nextn_predict_layers`). None: they have
+    none, or Megatron-core does not train them."""
     megatron_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of TransformerConfig in which this family differs from others with the same attention."""
     bridge: bool = False

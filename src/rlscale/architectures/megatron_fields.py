@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.architectures.family import find_family, names_with
+from rlscale.architectures.family import find_family, load_families, names_with
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
 from rlscale.architectures.sigmoid_fields import check_sigmoid, sigmoid_fields
@@ -123,6 +123,7 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
         problems += check_rope_type(config_json, keys.rope_type)
     problems += _check_positions(config_json, keys)
     problems += _check_bridge(family, fields, keys)
+    problems += _check_mtp(config_json, keys)
     problems += _check_unset_fields(fields, keys)
     return problems
 
@@ -182,6 +183,23 @@ def _check_bridge(family: str, fields: Mapping[str, Any], keys: MegatronKeys) ->
     model = "a model with both dense and expert layers" if is_mixed else f"a {family} model"
     rule = f"be raw for {model}; mbridge converts {', '.join(names_with('bridge'))}"
     return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="remove it")]
+
+
+def _check_mtp(config_json: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+    """Reports a number of layers for multi-token prediction that the checkpoint does not have."""
+    given, path = keys.core_args.get("mtp_num_layers"), "megatron.mtp_num_layers"
+    if not given:
+        return []
+    family = find_family(keys.family or config_json.get("model_type"))
+    if family.mtp is None:
+        known = ", ".join(name for name, each in load_families().items() if each.mtp is not None)
+        rule, fix = f"be null for a {family.name} model", f"remove it; models of {known} may have such layers"
+        return [Problem(path=path, rule=rule, value=show(given), fix=fix)]
+    found = int(hf_fields(config_json).get("num_nextn_predict_layers") or 0)
+    if given == found:
+        return []
+    rule = f"be {found or 'null'}, as num_nextn_predict_layers in config.json"
+    return [Problem(path=path, rule=rule, value=show(given), fix=f"set it to {found}" if found else "remove it")]
 
 
 def _check_positions(config_json: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:

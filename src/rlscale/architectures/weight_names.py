@@ -5,8 +5,9 @@ In names `{i}` is the layer, counted over the whole model, and `{j}` the expert.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -15,6 +16,7 @@ class TensorLayout(StrEnum):
 
     whole = "whole"  # replicated on every rank
     rows = "rows"  # sharded along the rows
+    rows_swapped = "rows_swapped"  # the same, with the two halves of the columns swapped
     columns = "columns"  # sharded along the columns
     vocabulary = "vocabulary"  # sharded along the rows, after zero rows pad them to a multiple of the ranks
     qkv = "qkv"  # per group of heads: queries, then key, then value; sharded along the groups
@@ -74,3 +76,53 @@ class HfNames:
                 yield weight.numbered(layer=index, expert=j), j
         for weight in self.norms:
             yield weight.numbered(layer=index), None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MtpNames:
+    """The weights of a family's layers for multi-token prediction, which contain one of its decoder layers each."""
+
+    hf_layer: str  # prefix of a layer: `{i}` is its index after those of the decoder, `{k}` its index among themselves
+    own: tuple[Weight, ...]  # apart from the decoder layer; both names without the prefix of the layer
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of the model -> name without the prefix under which checkpoints repeat it in each layer."""
+
+    def layer_weights(
+        self,
+        names: HfNames,
+        k: int,
+        *,
+        num_layers: int,
+        num_experts: int,
+        without: frozenset[str] = frozenset(),
+    ) -> Iterator[tuple[Weight, int | None]]:
+        """The weights of layer `k`, each with the index of its expert.
+
+        Args:
+            names: of the family's decoder layers.
+            k: index of the layer, from 0.
+            num_layers: decoder layers of the model.
+            num_experts: as in `HfNames.layer_weights`.
+            without: as in `HfNames.layer_weights`.
+        """
+        index, megatron = num_layers + k, f"mtp.layers.{k}"
+        hf_layer = self.hf_layer.format(i=index, k=k)
+        for weight in self.own:
+            own = tuple(f"{hf_layer}.{name}" for name in weight.hf)
+            yield replace(weight, megatron=f"{megatron}.{weight.megatron}", hf=own), None
+        for weight, expert in names.layer_weights(index, num_experts=num_experts, without=without):
+            inner = weight.megatron.removeprefix(f"decoder.layers.{index}.")
+            hf = tuple(f"{hf_layer}.{name.removeprefix(f'model.layers.{index}.')}" for name in weight.hf)
+            yield replace(weight, megatron=f"{megatron}.transformer_layer.{inner}", hf=hf), expert
+
+    def has(self, name: str, *, num_layers: int) -> bool:
+        """Whether a tensor of a checkpoint belongs to one of these layers."""
+        pattern = self.hf_layer.replace(".", r"\.").replace("{i}", r"(?P<i>\d+)").replace("{k}", r"\d+")
+        found = re.match(rf"{pattern}\.", name)
+        return found is not None and int(found.groupdict().get("i", num_layers)) >= num_layers
+
+    def copies_of(self, name: str, *, num_layers: int, num_mtp: int) -> Iterator[str]:
+        """The names under which the layers repeat a tensor of the model."""
+        copy = self.copies.get(name)
+        for k in range(num_mtp if copy is not None else 0):
+            yield f"{self.hf_layer.format(i=num_layers + k, k=k)}.{copy}"

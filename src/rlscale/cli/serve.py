@@ -21,6 +21,7 @@ from torch import Tensor
 from rlscale.algo.checksum import checksum
 from rlscale.architectures.low_precision import PRECISIONS
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
+from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.embedded_service import EmbeddedService
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_decoder, num_useful_threads
 from rlscale.engines.embedded.scheduler import Scheduler
@@ -191,8 +192,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
         fix = f"{type(error).__name__}: {error}"
         raise ValueError(f"--model-path must be a complete checkpoint, got {args.model_path}; {fix}") from error
     receiver = EngineReceiver(device=kind)
-    version = args.weight_version
-    weights = WeightStore(decoder.weights, decoder.aliases, receiver=receiver, checksum=checksum, version=version)
+    weights = _make_weight_store(decoder, receiver=receiver, version=args.weight_version)
     config = decoder.config
     options = SchedulerOptions(
         num_slots=args.num_slots,
@@ -225,6 +225,17 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     open_images = None if decoder.tower is None else decoder.tower.open
     service = EmbeddedService(scheduler, limits, codec=codec, facts=facts, open_images=open_images)
     return service, scheduler, error_handler
+
+
+def _make_weight_store(decoder: Decoder, *, receiver: EngineReceiver, version: str) -> WeightStore:
+    return WeightStore(
+        decoder.weights,
+        decoder.aliases,
+        receiver=receiver,
+        checksum=checksum,
+        version=version,
+        is_unused=decoder.is_unused,
+    )
 
 
 def _command_facts(args: argparse.Namespace) -> dict[str, Any]:

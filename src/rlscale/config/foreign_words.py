@@ -34,7 +34,6 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "model.topk_group": "moe_router_group_topk",
         "model.routed_scaling_factor": "moe_router_topk_scaling_factor",
         "model.num_experts": "num_local_experts n_routed_experts",
-        "model.num_nextn_predict_layers": "enable_mtp_training",
         "model.qk_nope_head_dim": "qk_head_dim",
         "model.qk_rope_head_dim": "qk_pos_emb_head_dim",
         # Prompts.

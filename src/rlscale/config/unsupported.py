@@ -57,7 +57,7 @@ UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         # SGLang also loads the weights of a sync into the draft model.
         "speculative decoding with a draft model": {"sglang.speculative_draft_model_path": None},
         "media encoders on separate servers": {"sglang.encoder_only": False, "sglang.language_only": False},
-        "multi-token prediction": {"megatron.mtp_num_layers": None, "megatron.mtp_standalone": False},
+        "multi-token prediction on a separate pipeline stage": {"megatron.mtp_standalone": False},
         "training in FP8 or FP4": {
             "megatron.fp8": None,
             "megatron.fp8_param": False,

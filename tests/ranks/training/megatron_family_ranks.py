@@ -18,6 +18,7 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from tests.ranks.training.megatron_families import NEWER
 from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, Case, conversion_round_trips
+from tests.ranks.training.megatron_mtp import MtpCase, train_frozen_and_trained
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {TP: 2, "core_args": {**SP, ETP: 2}},
@@ -30,18 +31,42 @@ CASES = {f"{family} {layout}": (family, layout) for family in NEWER for layout i
 COMBINED = tuple(name for name, (_, layout) in CASES.items() if layout == "tp2 ep2")
 """The cases that are compared on every change: tensor and expert parallelism at once."""
 
+INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
+MTP_CASES = {
+    f"mtp {model} {layout}": MtpCase(model=model, sizes=sizes)
+    for model in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "mimo")
+    for layout, sizes in LAYOUTS.items()
+    if model != "mimo" or "ep2" not in layout
+} | {
+    "mtp mimo cp2, padded": MtpCase(model="mimo", sizes={CP: 2}, is_padded=True),
+    "mtp glm4_moe dp2, padded": MtpCase(model="glm4_moe", sizes={}, is_padded=True),
+    "mtp glm4_moe dp2, recomputed": MtpCase(model="glm4_moe", sizes={"recompute_granularity": "full"}),
+    "mtp mimo pp2, one length": MtpCase(model="mimo", sizes={PP: 2, "variable_seq_lengths": False, "seq_length": 96}),
+    "mtp mimo_deep pp2, interleaved": MtpCase(model="mimo_deep", sizes={PP: 2, "core_args": INTERLEAVED}),
+}
+COMBINED_MTP = ("mtp glm4_moe tp2 ep2", "mtp deepseek_v3 cp2")
+"""The same with layers for multi-token prediction."""
+
+TRAINED = "mtp trained"
+
 
 def main(rank: int, port: int, root: Path, folder: Path, names: list[str]) -> None:
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
     report: dict[str, Any] = {}
     with megatron_device():
-        for name in names:
+        for name in (each for each in names if each in CASES):
             family, layout = CASES[name]
             case = Case(family, LAYOUTS[layout], root)
             report[name] = {"exported": case.export_equals_folder(), **case.run()}
             parallel_state.destroy_model_parallel()
-        for family in dict.fromkeys(CASES[name][0] for name in names):
+        for family in dict.fromkeys(CASES[name][0] for name in names if name in CASES):
             report[family] = conversion_round_trips(family, root, folder)
+    for name in (each for each in names if each in MTP_CASES):
+        report[name] = MTP_CASES[name].compare(root / "mtp", folder / name)
+    if TRAINED in names:
+        report[TRAINED] = train_frozen_and_trained(root / "mtp", folder)
+        with megatron_device():
+            report[TRAINED]["converted"] = conversion_round_trips("glm4_moe", root / "mtp", folder / "converted")
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     dist.barrier()
     leave_world()

@@ -7,9 +7,10 @@ import pytest
 
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_families import NEWER, write_families
-from tests.ranks.training.megatron_family_ranks import CASES, COMBINED
+from tests.ranks.training.megatron_family_ranks import CASES, COMBINED, COMBINED_MTP, MTP_CASES, TRAINED
+from tests.ranks.training.megatron_mtp import write_mtp_models
 
-REST = tuple(name for name in CASES if name not in COMBINED)
+REST = tuple(name for name in (*CASES, *MTP_CASES) if name not in (*COMBINED, *COMBINED_MTP))
 
 
 def compare(names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
@@ -17,6 +18,7 @@ def compare(names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
     models, reports = folder / "models", folder / "reports"
     reports.mkdir()
     write_families(models, NEWER)
+    write_mtp_models(models / "mtp")
     run_ranks("tests.ranks.training.megatron_family_ranks", str(models), str(reports), *names, timeout_s=500)
     return [report(reports, rank) for rank in range(2)]
 
@@ -24,7 +26,7 @@ def compare(names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def combined(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The cases of every change, which run once for all tests."""
-    return compare(COMBINED, tmp_path_factory.mktemp("combined"))
+    return compare((*COMBINED, *COMBINED_MTP, TRAINED), tmp_path_factory.mktemp("combined"))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,26 @@ def test_conversion_of_a_family_round_trips_bitwise(family: str, combined: list[
     assert all(found[family] for found in combined)
 
 
+def assert_formula(name: str, reports: list[dict[str, Any]]) -> None:
+    for found in reports:
+        assert found[name]["loss"] < 1e-5 and found[name]["grads"] < 1e-5
+        assert found[name]["others"] == 0  # the loss reaches no other parameter
+        assert found[name]["exported"] and found[name]["complete"]
+
+
+@pytest.mark.parametrize("name", COMBINED_MTP)
+def test_loss_of_multi_token_prediction_is_that_of_the_formula(name: str, combined: list[dict[str, Any]]) -> None:
+    assert_formula(name, combined)
+
+
+def test_multi_token_prediction_is_frozen_or_trained_without_changing_the_policy(
+    combined: list[dict[str, Any]],
+) -> None:
+    for found in combined:
+        assert all(found[TRAINED].values()), found[TRAINED]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", REST)
 def test_every_layout_is_that_of_transformers(name: str, rest: list[dict[str, Any]]) -> None:
-    assert_equal(name, rest)
+    (assert_formula if name in MTP_CASES else assert_equal)(name, rest)

@@ -132,7 +132,12 @@ def test_megatron_core_supports_a_family_of_one_file(embedded: bool) -> None:
 
 def test_the_name_mapping_supports_a_family_of_one_file(embedded: bool) -> None:
     transformer = SimpleNamespace(
-        multi_latent_attention=False, num_layers=2, num_moe_experts=None, moe_layer_freq=1, q_lora_rank=None
+        multi_latent_attention=False,
+        num_layers=2,
+        num_moe_experts=None,
+        moe_layer_freq=1,
+        q_lora_rank=None,
+        mtp_num_layers=None,
     )
     architecture: Any = SimpleNamespace(
         family="llama_next",

@@ -63,8 +63,8 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
     [
         (
             {"model_type": "gpt_oss"},
-            "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, minimax_m2, "
-            "qwen2, qwen3, qwen3_moe",
+            "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, mimo, "
+            "minimax_m2, qwen2, qwen3, qwen3_moe",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
@@ -103,6 +103,23 @@ LATENT: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "norm_topk_prob": True,
 }
+
+
+@pytest.mark.parametrize(
+    ("config_json", "problem"),
+    [
+        ({**LATENT, "num_nextn_predict_layers": 1}, None),
+        (LATENT, "must be null, as num_nextn_predict_layers in config.json, got 1; remove it"),
+        ({**LATENT, "num_nextn_predict_layers": 2}, "must be 2, as num_nextn_predict_layers in config.json, got 1"),
+        (QWEN3, "must be null for a qwen3 model, got 1; remove it; models of deepseek_v3,"),
+    ],
+)
+def test_layers_for_multi_token_prediction_are_those_of_the_checkpoint(
+    config_json: dict[str, Any], problem: str | None
+) -> None:
+    found = problems_of(config_json, megatron=MegatronConfig(core_args={"mtp_num_layers": 1}))
+    assert len(found) == (problem is not None)
+    assert problem is None or f"megatron.mtp_num_layers {problem}" in found[0]
 
 
 def test_mla_fields_follow_the_config() -> None:

@@ -83,7 +83,7 @@ CASES: list[tuple[str, str, str | None]] = [
     ),
     (
         "train train=megatron megatron.mtp_num_layers=1",
-        "megatron.mtp_num_layers must be null (not supported yet: multi-token prediction), got 1; remove it",
+        "megatron.mtp_num_layers must be null for a qwen3 model, got 1; remove it",
         "train train=megatron",
     ),
     (

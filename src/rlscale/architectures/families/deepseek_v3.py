@@ -56,4 +56,5 @@ FAMILY = Family(
     sigmoid_experts=True,
     hf_names=_names(_COMPRESSED_QUERIES),
     plain_query_names=_names(_PLAIN_QUERIES),
+    mtp=weights.NEXTN,
 )

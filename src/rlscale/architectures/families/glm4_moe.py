@@ -24,5 +24,6 @@ FAMILY = Family(
         expert=weights.EXPERT,
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
+    mtp=weights.NEXTN,
     sglang_unties=True,
 )

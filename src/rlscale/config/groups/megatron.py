@@ -65,6 +65,13 @@ class MegatronConfig(ConfigGroup):
     bf16: bool = True
     """Weights and activations in bfloat16. false: float32; then `train.dtype` must be float32 as well."""
 
+    # Multi-token prediction.
+    enable_mtp_training: bool = False
+    """Train the layers of `megatron.mtp_num_layers` to predict further response tokens: their mean loss is added with
+    the factor `megatron.mtp_loss_scaling_factor`. It reaches these layers only, not the rest of the model. false: their
+    weights stay as they are.
+    """
+
     # Sequence lengths and rotary embedding.
     seq_length: Annotated[int, Field(gt=0)] = 4096
     """Length of every packed micro-batch with `megatron.variable_seq_lengths=false`, in tokens over all

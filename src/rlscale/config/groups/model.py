@@ -200,8 +200,8 @@ class ModelConfig(ConfigGroup):
 
     # Further layers and the padded embedding.
     num_nextn_predict_layers: Annotated[int | None, Field(ge=0)] = None
-    """Number of multi-token-prediction layers. Training drops them. None: from `config.json`, which a value set here
-    must match. With `model.build` it sets the shape.
+    """Number of layers for multi-token prediction. Training skips them unless `megatron.mtp_num_layers` is set. None:
+    from `config.json`, which a value set here must match. With `model.build` it sets the shape.
     """
 
     padded_vocab_size: Annotated[int | None, Field(gt=0)] = None

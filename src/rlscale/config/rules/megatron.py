@@ -89,6 +89,33 @@ def token_dispatcher_supports_variable_lengths(config: RunConfig) -> list[Proble
     return [Problem(path=path, rule=rule, value=show(kind), fix=fix)]
 
 
+@rule
+def mtp_layers_share_the_last_stage(config: RunConfig) -> list[Problem]:
+    """The last stage holds the layers for multi-token prediction, and for them a copy of the embedding."""
+    megatron, path = config.megatron, "megatron.pipeline_model_parallel_size"
+    num_stages = megatron.pipeline_model_parallel_size
+    is_tied = num_stages > 1 and architecture_field(config.model, "tie_word_embeddings")
+    if not uses_megatron(config) or not megatron.core_args.get("mtp_num_layers"):
+        return []
+    problems = []
+    if is_tied:
+        # Megatron-core 0.16 gives that stage an output layer next to the copy, and fails to save both.
+        rule = "be 1 with megatron.mtp_num_layers and model.tie_word_embeddings=true"
+        fix = "set it to 1, or remove megatron.mtp_num_layers"
+        problems.append(Problem(path=path, rule=rule, value=show(num_stages), fix=fix))
+    layout = megatron.core_args.get("pipeline_model_parallel_layout")
+    if layout is not None:
+        path, rule = "megatron.pipeline_model_parallel_layout", "be null with megatron.mtp_num_layers"
+        problems.append(Problem(path=path, rule=rule, value=show(layout), fix="remove it"))
+    factor = megatron.core_args.get("mtp_loss_scaling_factor")
+    if factor is not None and factor < 0:
+        fix = "set it to 0.1, or remove it"
+        problems.append(
+            Problem(path="megatron.mtp_loss_scaling_factor", rule="be at least 0", value=show(factor), fix=fix)
+        )
+    return problems
+
+
 DELAYED_GATHER = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
 """Fields of Megatron-core that gather the updated weights only in the next forward pass."""
 
@@ -172,6 +199,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=("megatron.seq_length",),
         when=lambda config: config.megatron.variable_seq_lengths,
         why="megatron.variable_seq_lengths allows micro-batches of different lengths",
+    ),
+    IgnoredKey(
+        names=("megatron.enable_mtp_training",),
+        when=lambda config: not config.megatron.core_args.get("mtp_num_layers"),
+        why="megatron.mtp_num_layers is not set",
     ),
     IgnoredKey(
         names=("megatron.use_distributed_optimizer",),

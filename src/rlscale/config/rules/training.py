@@ -206,6 +206,10 @@ def lora_is_supported(config: RunConfig) -> list[Problem]:
         problems.append(
             ("algo.ref_update_interval", "be null", show(interval), "remove it; the reference has no adapters")
         )
+    megatron = config.megatron
+    if uses_megatron(config) and megatron.enable_mtp_training and megatron.core_args.get("mtp_num_layers"):
+        fix = "remove it; these layers stay frozen, as all but the adapters"
+        problems.append(("megatron.enable_mtp_training", "be false", "true", fix))
     return [
         Problem(path=path, rule=f"{rule} with train.lora.rank={train.lora.rank}", value=value, fix=fix)
         for path, rule, value, fix in problems

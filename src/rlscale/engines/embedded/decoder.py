@@ -83,7 +83,8 @@ class Decoder:
         self.aliases: dict[str, str] = {}
         self._source = dict(weights)
         self.tower: VisionTower | None = None
-        vision = find_family(config.raw.get("model_type")).vision
+        family = find_family(config.raw.get("model_type"))
+        self._mtp, vision = family.mtp, family.vision
         tower_prefix, prefix = ("", "model.") if vision is None else vision.checkpoint_prefixes
         if tower_prefix:
             self._source = {name: w for name, w in self._source.items() if not name.startswith(tower_prefix)}
@@ -92,12 +93,17 @@ class Decoder:
         self._layers = [self._layer(f"{prefix}layers.{i}.") for i in range(config.architecture.num_layers)]
         self._norm = self._load(f"{prefix}norm.weight")
         self._head = PackedLinear(self._load_head(), None)
-        unused = [name for name in self._source if not name.endswith("rotary_emb.inv_freq")]
+        left = [name for name in self._source if not self.is_unused(name)]
+        unused = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
         if unused:
             raise ValueError(f"weights must be those of {config.raw.get('model_type')}, got {unused[:3]}; {USE_SGLANG}")
         self._source = {}
         cos, sin = rotary_tables(config, num_positions)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether a tensor belongs to layers for multi-token prediction, which this engine does not compute."""
+        return self._mtp is not None and self._mtp.has(name, num_layers=self.architecture.num_layers)
 
     def new_cache(self, num_rows: int, limit: int, length: int) -> KvCache:
         """An empty cache for `num_rows` sequences, with `length` positions now and at most `limit` later."""

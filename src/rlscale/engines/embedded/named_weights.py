@@ -1,6 +1,7 @@
 """The tensors of a running engine by name, and their memory."""
 
-from collections.abc import Collection, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -9,12 +10,27 @@ from rlscale.algo.quantization import FP8
 from rlscale.engines.server.generate_request import BadRequest
 from rlscale.weight_types import WeightBucket
 
+log = logging.getLogger(__name__)
+
 
 class NamedWeights:
-    """Weights of a decoder. Tied ones have several names and one tensor."""
+    """Weights of a decoder. Tied ones have several names and one tensor.
 
-    def __init__(self, weights: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:
-        self._weights, self._aliases = weights, aliases
+    Args:
+        weights: tensor of each name.
+        aliases: further names of tied tensors.
+        is_unused: whether a tensor that is sent belongs to a part of the model that this engine does not compute.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        aliases: Mapping[str, str],
+        *,
+        is_unused: Callable[[str], bool] = lambda name: False,
+    ) -> None:
+        self._weights, self._aliases, self._is_unused = weights, aliases, is_unused
+        self._has_warned = False
         self._sizes: dict[int, int] = {}  # bytes of released storages, by index in `_storages`
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
@@ -57,6 +73,8 @@ class NamedWeights:
 
     def _target(self, name: str, dtype: str, shape: list[int]) -> Tensor:
         target = self._weights.get(self._aliases.get(name, name))
+        if target is None and self._is_unused(name):
+            return self._scratch(name, dtype, shape)
         if target is None:
             raise BadRequest("names", "be weights of this model", name)
         if list(target.shape) != list(shape):
@@ -68,3 +86,11 @@ class NamedWeights:
         if FP8 in (sent, target.dtype) and sent != target.dtype:
             raise BadRequest("dtypes", f"be {str(target.dtype).removeprefix('torch.')} for {name}", dtype)
         return target
+
+    def _scratch(self, name: str, dtype: str, shape: list[int]) -> Tensor:
+        """Memory for a tensor that is not used, so that its checksum is compared all the same."""
+        if not self._has_warned:
+            log.warning("weights for multi-token prediction are ignored, e.g. %s: this engine has no drafts", name)
+            self._has_warned = True
+        device = next(iter(self._weights.values())).device
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=device)

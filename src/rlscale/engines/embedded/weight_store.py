@@ -33,8 +33,9 @@ class WeightStore:
         receiver: WeightReceiver | None,
         checksum: Checksum | None,
         version: str,
+        is_unused: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self._weights = NamedWeights(weights, aliases)
+        self._weights = NamedWeights(weights, aliases, is_unused=is_unused)
         self._receiver, self.checksum = receiver, checksum
         self.version = version
         self.updating = False

@@ -48,6 +48,7 @@ METRICS: dict[str, str] = {
     "rollout/entropy": "mean entropy of the policy before training, nats, with algo.use_rollout_entropy",
     "rollout/padding": "share of the tokens in micro-batches that are padding, with train.qkv_format=bshd",
     "train/entropy": "mean entropy of the policy at trainable tokens, nats",
+    "train/mtp_loss": "mean loss of the layers for multi-token prediction, with megatron.enable_mtp_training",
     "train/tis_mean": "mean weight of truncated importance sampling, with algo.use_tis",
     "train/tis_clipfrac": "share of trainable tokens whose weight was clipped to algo.tis_clip or algo.tis_clip_low",
     "train/decoupled_mean": "mean weight of the decoupled loss before clipping, with algo.decoupled_loss",

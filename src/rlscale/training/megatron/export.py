@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from rlscale.architectures.family import find_family
 from rlscale.training.megatron.hf_mapping.adapter_mapping import map_adapters
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter, make_exporter
 from rlscale.training.megatron.model.megatron_model import MegatronModel
@@ -40,4 +43,14 @@ def write_weights(model: MegatronModel, folder: Path, *, max_file_bytes: int = M
     exporter = make_exporter(model)
     if isinstance(exporter, Exporter) and exporter.num_bytes > max_file_bytes:
         exporter = make_exporter(model, to=WeightOwners.holders)
-    return write_weight_files(exporter.weights(), folder, max_file_bytes=max_file_bytes)
+    return write_weight_files(_with_copies(exporter.weights(), model), folder, max_file_bytes=max_file_bytes)
+
+
+def _with_copies(weights: Iterator[tuple[str, Tensor]], model: MegatronModel) -> Iterator[tuple[str, Tensor]]:
+    """Repeats tensors as published checkpoints do in layers for multi-token prediction. Engines need no copies."""
+    num_mtp, mtp = model.config.mtp_num_layers or 0, find_family(model.architecture.family).mtp
+    for name, tensor in weights:
+        yield name, tensor
+        if mtp is not None:
+            for copy in mtp.copies_of(name, num_layers=model.config.num_layers, num_mtp=num_mtp):
+                yield copy, tensor

@@ -13,7 +13,7 @@ from rlscale.models.parameter_names import in_memory
 from rlscale.training.megatron.hf_mapping.adapter_mapping import map_adapters
 from rlscale.training.megatron.hf_mapping.mapping import OUTPUT_LAYER, OWN_PREFIX, MappedWeight, map_weights
 from rlscale.training.megatron.model.adapted_layers import find_layer_adapters
-from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.megatron.model.megatron_model import MTP, MegatronModel
 from rlscale.training.modules.freeze import trained_names
 
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -70,6 +70,14 @@ def freeze_model(model: MegatronModel, train: TrainConfig) -> None:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(own[name][0] in trained)
     _keep_gradients_of_recomputed_layers(model)
+
+
+def freeze_mtp(model: MegatronModel) -> None:
+    """Freezes the layers for multi-token prediction unless they are trained; no collective."""
+    for chunk in model.chunks:
+        for name, parameter in chunk.named_parameters():
+            if name.startswith(MTP) and not chunk.trains_mtp:
+                parameter.requires_grad_(False)
 
 
 def _keep_gradients_of_recomputed_layers(model: MegatronModel) -> None:

@@ -12,6 +12,7 @@ from rlscale.training.megatron.hooks import call_before_logprobs, call_before_st
 from rlscale.training.megatron.model.adapted_layers import adapters_off
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.megatron.model.output_head import OutputHead
+from rlscale.training.megatron.mtp_loss import MtpLoss
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.routing_replay import EngineRoutingReplay, PolicyRoutingReplay, RoutingReplay
 from rlscale.training.megatron.step import score_logprobs
@@ -81,12 +82,21 @@ class MegatronPolicy:
         replay = self._routing_replay
         with nullcontext() if replay is None else replay.replaying(rollout):
             stage_loss = partial(_stage_loss, head=self.head, loss=loss)
+            mtp = self._mtp_loss(rollout, step=step, metrics=metrics)
             micros = rollout.micros[step]
-            result = self.trainable.train_step(micros, loss=stage_loss, metrics=metrics, settings=settings)
+            result = self.trainable.train_step(
+                micros, loss=stage_loss, metrics=metrics, settings=settings, extra_loss=mtp
+            )
         if replay is not None:
             result |= replay.collect_metrics()
         self.num_steps += 1
         return result
+
+    def _mtp_loss(self, rollout: PackedRollout, *, step: int, metrics: MetricSums) -> MtpLoss | None:
+        """The loss of layers for multi-token prediction; None: this rank trains none."""
+        if not any(chunk.trains_mtp for chunk in self.model.chunks):
+            return None
+        return MtpLoss(self.model, self.head, rollout=rollout, step=step, metrics=metrics)
 
     def _recording(self, rollout: PackedRollout) -> AbstractContextManager[None]:
         return nullcontext() if self._routing_replay is None else self._routing_replay.recording(rollout)

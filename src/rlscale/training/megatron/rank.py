@@ -18,7 +18,7 @@ from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.megatron.checkpoint.async_save import AsyncSaver
 from rlscale.training.megatron.hooks import call_after_init
 from rlscale.training.megatron.model.cpu_patches import megatron_device
-from rlscale.training.megatron.model.model_inputs import pack_samples, pad_samples
+from rlscale.training.megatron.model.model_inputs import PackingOptions, pack_samples, pad_samples
 from rlscale.training.megatron.parallel_dims import ParallelDims, build_parallel_dims
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader, make_offloader
@@ -123,11 +123,16 @@ class MegatronRank:
     def _pack(self, batch: TrainBatch, cuts: Cuts) -> list[Microbatch]:
         """Packs the micro-batches of a step, or of the passes without gradient."""
         dims, megatron = self.dims, self.spec.megatron
-        # Sequence parallelism divides the positions over the tensor-parallel ranks.
-        multiple = dims.tensor_size if megatron.core_args.get("sequence_parallel") else 1
+        options = PackingOptions(
+            device=self.device,
+            context=dims.context,
+            # Sequence parallelism divides the positions over the tensor-parallel ranks.
+            multiple=dims.tensor_size if megatron.core_args.get("sequence_parallel") else 1,
+            num_mtp=int(megatron.core_args.get("mtp_num_layers") or 0) if megatron.enable_mtp_training else 0,
+        )
         if self.spec.train.qkv_format == QkvFormat.bshd:
-            return self._pad(batch, cuts, multiple=multiple)
-        pack = partial(pack_samples, batch, device=self.device, context=dims.context, multiple=multiple)
+            return self._pad(batch, cuts, options=options)
+        pack = partial(pack_samples, batch, options=options)
         if not megatron.variable_seq_lengths:
             return [self._pack_fixed_length(pack, samples) for samples in self._filled_up(cuts)]
         if dims.num_virtual_stages == 1:
@@ -141,10 +146,10 @@ class MegatronRank:
         missing = -len(cuts) % self.dims.num_stages if self.dims.num_virtual_stages > 1 else 0
         return [*cuts, *[()] * missing]
 
-    def _pad(self, batch: TrainBatch, cuts: Cuts, *, multiple: int) -> list[Microbatch]:
+    def _pad(self, batch: TrainBatch, cuts: Cuts, *, options: PackingOptions) -> list[Microbatch]:
         """Packs one sample per row. All micro-batches get one shape where stages cannot exchange sizes."""
         dims, megatron = self.dims, self.spec.megatron
-        pad = partial(pad_samples, batch, device=self.device, context=dims.context, multiple=multiple)
+        pad = partial(pad_samples, batch, options=options)
         micros: list[Microbatch] = [pad(samples) for samples in cuts]
         if megatron.variable_seq_lengths and dims.num_virtual_stages == 1:
             return micros

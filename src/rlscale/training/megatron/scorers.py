@@ -179,8 +179,11 @@ def is_same_architecture(path: str, other: str) -> bool:
 
 def separate_model_config(megatron: MegatronConfig) -> MegatronConfig:
     """The same parallel sizes for a model that takes its architecture from its own config.json."""
-    core_args = {name: value for name, value in megatron.core_args.items() if name not in MEGATRON_DEFAULTS}
-    return replace(megatron, core_args=core_args, rope_type=RopeType.rope, max_position_embeddings=None)
+    own = {*MEGATRON_DEFAULTS, "mtp_num_layers"}
+    core_args = {name: value for name, value in megatron.core_args.items() if name not in own}
+    return replace(
+        megatron, core_args=core_args, enable_mtp_training=False, rope_type=RopeType.rope, max_position_embeddings=None
+    )
 
 
 def _build_separate_model(spec: TrainerSpec, path: str, *, dims: ParallelDims) -> MegatronModel:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlscale.config import ComputeDtype, OptimConfig
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_state, save_state
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
-from rlscale.training.megatron.model_parameters import freeze_model
+from rlscale.training.megatron.model_parameters import freeze_model, freeze_mtp
 from rlscale.training.megatron.optim import (
     gradient_buffers,
     make_optimizer,
@@ -42,13 +42,21 @@ class TrainableModel:
     def __init__(self, model: MegatronModel, *, optim: OptimConfig, rank: MegatronRank) -> None:
         spec = rank.spec
         self.model, self._dims, self._async_saver = model, rank.dims, rank.async_saver
-        freeze_model(model, spec.train)  # before gradients get their buffers
+        # Before gradients get their buffers
+        freeze_model(model, spec.train)
+        freeze_mtp(model)
         self.chunks = wrap_chunks(model, is_sharded=shards_state(spec.megatron, optim))
         is_bf16 = spec.train.dtype == ComputeDtype.bfloat16
         self.optimizer = make_optimizer(self.chunks, model=model, optim=optim, megatron=spec.megatron, is_bf16=is_bf16)
 
     def train_step(
-        self, micros: Sequence[Microbatch], *, loss: StageFunction, metrics: MetricSums, settings: StepSettings
+        self,
+        micros: Sequence[Microbatch],
+        *,
+        loss: StageFunction,
+        metrics: MetricSums,
+        settings: StepSettings,
+        extra_loss: StageFunction | None = None,
     ) -> dict[str, float]:
         """Accumulates the gradient over the micro-batches, checks and clips it, and makes one optimiser step.
 
@@ -57,6 +65,7 @@ class TrainableModel:
             loss: share of the loss of one micro-batch.
             metrics: the sums that `loss` adds to.
             settings: number, rate and clipping.
+            extra_loss: share of a further loss of one micro-batch, which the metric `loss` does not contain.
 
         Returns:
             Metrics over all ranks, with `loss`, `grad_norm` and `lr`.
@@ -66,7 +75,8 @@ class TrainableModel:
         """
         dims = self._dims
         zero_gradients(self.chunks, self.optimizer)
-        forward_backward(self.chunks, micros, loss=partial(_counted_loss, loss=loss, metrics=metrics))
+        counted = partial(_counted_loss, loss=loss, metrics=metrics, extra_loss=extra_loss)
+        forward_backward(self.chunks, micros, loss=counted)
         # Only the last stage has losses and metrics; every rank checks and reports the same.
         sums, shares = metrics.gather(keep_empty=True)
         result, losses, ranks = dims.broadcast_from_last_stage((sums, shares.get("loss", []), dims.data_ranks))
@@ -98,9 +108,15 @@ class TrainableModel:
 
 
 def _counted_loss(
-    micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, loss: StageFunction, metrics: MetricSums
+    micro: Microbatch,
+    hidden: Tensor,
+    decoder: MegatronDecoder,
+    *,
+    loss: StageFunction,
+    metrics: MetricSums,
+    extra_loss: StageFunction | None,
 ) -> Tensor:
     """Adds the share of the loss to the metrics."""
     share = loss(micro, hidden, decoder)
     metrics.add_share("loss", share)
-    return share
+    return share if extra_loss is None else share + extra_loss(micro, hidden, decoder)

@@ -13,6 +13,7 @@ from tests.unit.config.rules.valid_config import (
 )
 
 SEQUENCE_PARALLEL = {"sequence_parallel": True}
+MTP: Values = {**MEGATRON, CORE_ARGS: {"mtp_num_layers": 1}}
 UNSHARDED_EXPERTS = {"expert_tensor_parallel_size": 1}
 ONE_LENGTH: Values = {
     "megatron.variable_seq_lengths": False,
@@ -245,6 +246,25 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "megatron.seq_length must be at least batch.max_tokens_per_gpu * megatron.context_parallel_size = "
         "8192 with megatron.variable_seq_lengths=false, got 4096; set it to 8192",
         {**MEGATRON, **ONE_LENGTH, "megatron.seq_length": 4096},
+    ),
+    (
+        "mtp_layers_share_the_last_stage",
+        {**MTP, "megatron.pipeline_model_parallel_size": 2, "model.tie_word_embeddings": True},
+        "megatron.pipeline_model_parallel_size must be 1 with megatron.mtp_num_layers and "
+        "model.tie_word_embeddings=true, got 2; set it to 1, or remove megatron.mtp_num_layers",
+        {**MTP, "megatron.pipeline_model_parallel_size": 2, "model.tie_word_embeddings": False},
+    ),
+    (
+        "mtp_layers_share_the_last_stage",
+        {**MTP, CORE_ARGS: {"mtp_num_layers": 1, "pipeline_model_parallel_layout": "Et|tmL"}},
+        "megatron.pipeline_model_parallel_layout must be null with megatron.mtp_num_layers, got Et|tmL; remove it",
+        MTP,
+    ),
+    (
+        "mtp_layers_share_the_last_stage",
+        {**MTP, CORE_ARGS: {"mtp_num_layers": 1, "mtp_loss_scaling_factor": -0.1}},
+        "megatron.mtp_loss_scaling_factor must be at least 0, got -0.1; set it to 0.1, or remove it",
+        {**MTP, CORE_ARGS: {"mtp_num_layers": 1, "mtp_loss_scaling_factor": 0.0}},
     ),
     (
         "megatron_dtype_matches",

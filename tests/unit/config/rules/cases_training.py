@@ -219,6 +219,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "lora_is_supported",
+        {
+            "train.lora.rank": 8,
+            "train.backend": "megatron",
+            "megatron.enable_mtp_training": True,
+            "megatron.core_args": {"mtp_num_layers": 1},
+        },
+        "megatron.enable_mtp_training must be false with train.lora.rank=8, got true; remove it; these layers stay "
+        "frozen, as all but the adapters",
+        {"train.lora.rank": 8, "train.backend": "megatron", "megatron.core_args": {"mtp_num_layers": 1}},
+    ),
+    (
+        "lora_is_supported",
         {"train.lora.rank": 8, "train.keep_old_actor": True},
         "train.keep_old_actor must be false with train.lora.rank=8, got true; keep one of them",
         {"train.lora.rank": 8, "train.backend": "megatron"},

@@ -343,6 +343,11 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
             {"train.backend": "megatron"},
             {"train.backend": "megatron", "megatron.variable_seq_lengths": False},
         ),
+        (
+            "megatron.enable_mtp_training",
+            {"train.backend": "megatron"},
+            {"train.backend": "megatron", "megatron.core_args": {"mtp_num_layers": 1}},
+        ),
         ("logging.log_multi_turn", {"algo.loss_type": "sft_loss"}, {}),
         *((f"agent.{key}", {}, {"agent.tools": ["a:b"]}) for key in ("tool_timeout_s", "max_turns", "max_tool_chars")),
         *((f"agent.{key}", {}, {"agent.environment_path": "a:B"}) for key in ("environment_reward", "timeout_s")),

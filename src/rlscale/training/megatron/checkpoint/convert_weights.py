@@ -9,25 +9,29 @@ A checkpoint of a trainer has the same `torch_dist`, with the optimiser's state 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from transformers import AutoConfig
 
+from rlscale.architectures.family import find_family
+from rlscale.architectures.hf_config import hf_fields
 from rlscale.config import LoraConfig, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.errors import DataError
 from rlscale.models.megatron_folder import STATE, torch_dist_folder
+from rlscale.models.transformers_aliases import register_aliases
 from rlscale.training.megatron.adapters import add_adapters
 from rlscale.training.megatron.checkpoint.dist_checkpoint import InProcessSave, load_weights, saved_adapters
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.cpu_patches import megatron_device
-from rlscale.training.megatron.model.megatron_model import MegatronModel, build_model
+from rlscale.training.megatron.model.megatron_model import MTP, MegatronModel, build_model
 from rlscale.training.megatron.parallel_dims import build_parallel_dims
 from rlscale.training.transfer.hf_writer import copy_model_files
 
@@ -73,8 +77,11 @@ def convert_to_megatron(
             rule = f"contain tensors of one dtype among {', '.join(SAFETENSORS_DTYPES)}"
             raise DataError(f"{source} must {rule}, got {', '.join(found)}; choose one with --dtype")
         dtype = SAFETENSORS_DTYPES[found[0]]
+    config_json = _read_config(source)
+    mtp, num_layers = find_family(config_json["model_type"]).mtp, int(hf_fields(config_json)["num_layers"])
+    has_mtp = mtp is not None and any(mtp.has(name, num_layers=num_layers) for name in checkpoint.files)
     with megatron_device():
-        model = _build_empty_model(source, sizes=sizes, dtype=dtype, mode=mode)
+        model = _build_empty_model(source, sizes=_with_mtp(sizes, config_json, has_mtp), dtype=dtype, mode=mode)
         load_hf(model, source)
         if dist.get_rank() == 0:
             (target / STATE).mkdir(parents=True)
@@ -115,7 +122,9 @@ def convert_to_hf(
     if model is None and not (source / HF_FOLDER).is_dir():
         rule = f"contain {HF_FOLDER}/config.json"
         raise DataError(f"{source} must {rule}, got no such file; name the model with --model")
+    has_mtp = any(name.startswith(MTP) for name in _stored_tensors(source))
     with megatron_device():
+        sizes = _with_mtp(sizes, _read_config(hf_source), has_mtp)
         built = _build_empty_model(hf_source, sizes=sizes, dtype=dtype, mode=mode)
         adapters = saved_adapters(source)
         if adapters is not None:
@@ -136,12 +145,31 @@ def convert_to_hf(
 
 def stored_dtype(source: Path) -> torch.dtype:
     """The dtype of the weights in a Megatron-core folder, taken from the embedding."""
+    dtype: torch.dtype = _stored_tensors(source)["embedding.word_embeddings.weight"].dtype
+    return dtype
+
+
+def _stored_tensors(source: Path) -> dict[str, Any]:
+    """Names, shapes and dtypes in a Megatron-core folder."""
     folder = torch_dist_folder(source)
     assert folder is not None, f"the caller checks that {source} has weights"
     with restricted_pickle(folder):
-        found = dist_checkpointing.load_tensors_metadata(str(folder))
-    dtype: torch.dtype = found["embedding.word_embeddings.weight"].dtype
-    return dtype
+        found: dict[str, Any] = dist_checkpointing.load_tensors_metadata(str(folder))
+    return found
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    register_aliases()
+    found: dict[str, Any] = AutoConfig.from_pretrained(path).to_dict()
+    return found
+
+
+def _with_mtp(sizes: MegatronConfig, config_json: dict[str, Any], has_mtp: bool) -> MegatronConfig:
+    """The same sizes, with the layers for multi-token prediction of a source that has them."""
+    number = int(hf_fields(config_json).get("num_nextn_predict_layers") or 0)
+    if not has_mtp or not number:
+        return sizes
+    return replace(sizes, core_args={**sizes.core_args, "mtp_num_layers": number})
 
 
 def _build_empty_model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype, mode: MegatronToHf) -> MegatronModel:

@@ -42,6 +42,12 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
         num_experts = int(config.num_moe_experts) if has_experts else 0
         for weight, expert in names.layer_weights(i, num_experts=num_experts, without=without):
             yield MappedWeight(weight=weight, layer=i, expert=expert)
+    for k in range(config.mtp_num_layers or 0):
+        assert family.mtp is not None, "check_architecture refuses families without these layers"
+        # They have the kind of the last layer.
+        options = {"num_layers": config.num_layers, "num_experts": num_experts, "without": without}
+        for weight, expert in family.mtp.layer_weights(names, k, **options):
+            yield MappedWeight(weight=weight, layer=config.num_layers + k, expert=expert)
     for weight in names.after:
         if weight.megatron != OUTPUT_LAYER or not architecture.is_tied:
             yield MappedWeight(weight=weight)

@@ -58,6 +58,8 @@ def shard_from_hf(layout: TensorLayout, sources: Sequence[SliceReader], *, shard
         return first.rows(slice(None))
     if layout == TensorLayout.rows:
         return first.rows(shard.slice_of(first.shape[0]))
+    if layout == TensorLayout.rows_swapped:
+        return _swapped(first.rows(shard.slice_of(first.shape[0])))
     if layout == TensorLayout.columns:
         return first.columns(shard.slice_of(first.shape[1]))
     if layout == TensorLayout.vocabulary:
@@ -93,6 +95,8 @@ def hf_from_shards(layout: TensorLayout, shards: Sequence[Tensor], *, sizes: Hea
         return [_joined(shards, dim=1)]
     if layout == TensorLayout.rows:
         return [_joined(shards)]
+    if layout == TensorLayout.rows_swapped:
+        return [_swapped(_joined(shards))]
     if layout == TensorLayout.vocabulary:
         return [_joined(shards)[: sizes.vocab_size]]
     if layout == TensorLayout.qkv:
@@ -104,6 +108,12 @@ def hf_from_shards(layout: TensorLayout, shards: Sequence[Tensor], *, sizes: Hea
     halves = [shard.chunk(2) for shard in shards]
     gate, up = (_joined([half[i] for half in halves]) for i in range(2))
     return [gate, up] if layout == TensorLayout.gated else [torch.cat((gate, up))]
+
+
+def _swapped(rows: Tensor) -> Tensor:
+    """The same matrix with the two halves of its columns swapped."""
+    first, second = rows.chunk(2, dim=1)
+    return torch.cat((second, first), dim=1)
 
 
 def _by_group(rows: Tensor, num_groups: int) -> Tensor:

@@ -33,13 +33,14 @@ _MASK_SLACK = 8
 
 @dataclass
 class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has no types
-    """Megatron-core's and Transformer Engine's description of packed samples, with two fields of ours.
+    """Megatron-core's and Transformer Engine's description of packed samples, with fields of ours.
 
     Built once per micro-batch by `from_lengths`: all layers share the layout.
     """
 
     layout: PackedLayout | SpanLayout | None = None  # for `TorchAttention`
     batch_rows: Int64 | None = None  # row of the batch at each position of this rank, -1 at padding; [T]
+    later_ids: tuple[Tensor, ...] = ()  # ids 1, 2, ... tokens later in the same sample, 0 past its end; [1, T] each
 
     @classmethod
     def from_lengths(cls, lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedSamples:

@@ -16,6 +16,10 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlockSubmodules,
+    get_mtp_num_layers_to_build,
+)
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -29,6 +33,7 @@ from rlscale.architectures.family import Family
 from rlscale.training.megatron.model.attention import TorchAttention
 from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
 from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
+from rlscale.training.megatron.model.mtp import make_mtp_spec
 from rlscale.training.megatron.model.wide_norm import WideNormAttention
 
 
@@ -64,17 +69,34 @@ def block_spec(config: TransformerConfig, *, family: Family, vp_stage: int | Non
         family: of the model.
         vp_stage: index of the chunk on this rank, with an interleaved pipeline; None without one.
     """
-    provider = spec_provider()
-    frequency = config.moe_layer_freq
-    has_experts = [config.num_moe_experts is not None] * config.num_layers
-    if config.num_moe_experts is not None and not isinstance(frequency, int):
-        has_experts = [bool(each) for each in frequency]
+    provider, has_experts = spec_provider(), _has_experts(config)
     specs = {each: _layer_spec(config, provider, has_experts=each, family=family) for each in set(has_experts)}
     # has_experts is indexed by the layer in the whole model; this chunk has `number` layers from `first`.
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     number = get_num_layers_to_build(config, vp_stage=vp_stage)
     layers = [specs[each] for each in has_experts[first : first + number]]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=provider.layer_norm(rms_norm=True))
+
+
+def mtp_spec(
+    config: TransformerConfig, *, family: Family, vp_stage: int | None
+) -> MultiTokenPredictionBlockSubmodules | None:
+    """The layers for multi-token prediction of one pipeline chunk; None except on the last one. Arguments as above."""
+    number = get_mtp_num_layers_to_build(config, vp_stage=vp_stage)
+    if not number:
+        return None
+    provider = spec_provider()
+    # Each contains a decoder layer of the kind of the last one.
+    layer = _layer_spec(config, provider, has_experts=_has_experts(config)[-1], family=family)
+    return make_mtp_spec(layer, provider=provider, number=number)
+
+
+def _has_experts(config: TransformerConfig) -> list[bool]:
+    """Whether each layer of the whole model has experts."""
+    frequency = config.moe_layer_freq
+    if config.num_moe_experts is None or isinstance(frequency, int):
+        return [config.num_moe_experts is not None] * config.num_layers
+    return [bool(each) for each in frequency]
 
 
 def spec_provider() -> Any:

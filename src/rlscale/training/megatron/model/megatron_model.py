@@ -23,7 +23,7 @@ from rlscale.training.loss.user_hooks import NO_CUSTOM
 from rlscale.training.megatron.hooks import ChunkBuilder
 from rlscale.training.megatron.model.adapted_layers import AdapterSettings
 from rlscale.training.megatron.model.cpu_patches import megatron_device
-from rlscale.training.megatron.model.layer_specs import block_spec
+from rlscale.training.megatron.model.layer_specs import block_spec, mtp_spec
 from rlscale.training.megatron.model.mla import set_positions
 from rlscale.training.megatron.model.rotary import ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.model.transformer_config import MegatronArchitecture, load_architecture
@@ -37,6 +37,9 @@ _GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\
 EXPERT_BIAS = ".router.expert_bias"
 """Suffix of the buffer that is added to router scores when experts are chosen."""
 
+MTP = "mtp."
+"""Prefix of the parameters of the layers for multi-token prediction."""
+
 VALUE_HEAD = "value_head."
 """Prefix of the parameters of a value head."""
 
@@ -46,14 +49,28 @@ DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.flo
 class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no types
     """A pipeline chunk. The last one returns hidden states, from which the loss computes logprobs without logits."""
 
+    trains_mtp = False  # whether forward passes with gradient compute the layers for multi-token prediction
+
     def _postprocess(self, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
         """The normalised hidden states of all tokens, from the last chunk: [B, L, H], or [1, T, H] if packed.
 
         Every tensor-parallel rank gets the whole states and must return their whole gradient, as
-        `logprobs_from_hidden` does with `VocabShard`. Other chunks return the input of the next one.
+        `logprobs_from_hidden` does with `VocabShard`. Other chunks return the input of the next one. With
+        `trains_mtp` a pass with gradient adds the rows of each layer for multi-token prediction: [(1 + D) B, L, H].
         """
         if not self.post_process:
             return hidden_states
+        if not (self.trains_mtp and torch.is_grad_enabled()):
+            return self._whole_rows(hidden_states)
+        names = ("input_ids", "position_ids", "attention_mask", "rotary_pos_emb", "packed_seq_params")
+        states: Tensor = self.mtp(
+            hidden_states=hidden_states, embedding=self.embedding, **{name: options[name] for name in names}
+        )
+        # The block concatenates the states of the model and of each layer along the positions.
+        return torch.cat([self._whole_rows(each) for each in states.chunk(1 + self.config.mtp_num_layers)])
+
+    def _whole_rows(self, hidden_states: Tensor) -> Tensor:
+        """Hidden states of a rank, [L, B, H], as rows of all positions. [B, L, H]"""
         if self.config.sequence_parallel:
             # Each rank's gradient is whole already, so the backward pass must split it instead of summing it.
             hidden_states = gather_from_sequence_parallel_region(
@@ -188,6 +205,7 @@ def build_model(
         builders = [_make_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
         chunks = [each.build_with(model.custom_model_provider_path, custom) for each in builders]
         for chunk in chunks:
+            chunk.trains_mtp = chunk.mtp_process and megatron.enable_mtp_training
             _set_rotary_embedding(chunk, architecture)
     uses_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
     return MegatronModel(chunks=chunks, architecture=architecture, uses_bridge=uses_bridge)
@@ -205,11 +223,13 @@ def _make_builder(
     kind: type[MegatronDecoder], architecture: MegatronArchitecture, *, megatron: MegatronConfig, vp_stage: int | None
 ) -> ChunkBuilder:
     config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
+    family = find_family(architecture.family)
     return ChunkBuilder(
         kind,
         {
             "config": config,
-            "transformer_layer_spec": block_spec(config, family=find_family(architecture.family), vp_stage=vp_stage),
+            "transformer_layer_spec": block_spec(config, family=family, vp_stage=vp_stage),
+            "mtp_block_spec": mtp_spec(config, family=family, vp_stage=vp_stage),
             "vocab_size": architecture.padded_vocab_size,
             "max_sequence_length": megatron.max_position_embeddings or architecture.hf_config.max_position_embeddings,
             "pre_process": parallel_state.is_pipeline_first_stage(**where),
@@ -226,7 +246,8 @@ def _set_rotary_embedding(chunk: MegatronDecoder, architecture: MegatronArchitec
     """Replaces the rotary embedding of a chunk by one with the frequencies of transformers."""
     config = architecture.transformer
     if config.multi_latent_attention:
-        for layer in chunk.decoder.layers:
+        mtp = [layer.transformer_layer for layer in chunk.mtp.layers] if chunk.mtp_process else []
+        for layer in [*chunk.decoder.layers, *mtp]:
             set_positions(layer.self_attention, architecture.hf_config)
         return
     frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
@@ -238,9 +259,10 @@ def _set_rotary_embedding(chunk: MegatronDecoder, architecture: MegatronArchitec
 def _global_name(name: str, *, layers: list[int], first_expert: int) -> str:
     """Replaces the indices of layer and expert in a chunk's parameter name by those in the whole model."""
     layer = _LAYER.match(name)
-    if layer is None:
+    if layer is not None:
+        name = f"decoder.layers.{layers[int(layer[1])]}.{layer[2]}"
+    elif not name.startswith(MTP):  # one stage has all of these layers
         return name
-    name = f"decoder.layers.{layers[int(layer[1])]}.{layer[2]}"
     # SequentialMLP names experts as submodules, Transformer Engine's grouped layers by a suffix of the weight.
     expert = _EXPERT.match(name) or _GROUPED_EXPERT.match(name)
     if expert is None:

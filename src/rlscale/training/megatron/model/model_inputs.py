@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from rlscale.training.megatron.model.attention import PackedSamples, zigzag_positions
+from rlscale.training.megatron.model.mtp_targets import MtpTargets, find_targets, shift_ids
 from rlscale.training.packing.context_parallel import ContextGroup
 from rlscale.training.packing.context_shard import TokenPlaces, shard_entries
 from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, SampleRows, lay_out_samples, to_device
@@ -32,30 +34,33 @@ class MegatronMicrobatch(Microbatch):
     """
 
     params: PackedSamples | None = field(kw_only=True)  # None: each sample is in its own row
+    mtp: tuple[MtpTargets, ...] = field(default=(), kw_only=True)  # of each layer for multi-token prediction
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackingOptions:
+    """Settings of all micro-batches of a rank."""
+
+    device: torch.device  # of the model
+    context: ContextGroup | None = None  # the ranks that share each sample; None: this one alone
+    multiple: int = 1  # divisor of the positions of a rank, or of a row, for sequence parallelism
+    num_mtp: int = 0  # layers for multi-token prediction that are trained
 
 
 def pack_samples(
-    batch: TrainBatch,
-    sample_indices: Sequence[int],
-    *,
-    device: torch.device,
-    context: ContextGroup | None,
-    multiple: int = 1,
-    num_positions: int = 0,
+    batch: TrainBatch, sample_indices: Sequence[int], *, options: PackingOptions, num_positions: int = 0
 ) -> MegatronMicrobatch:
     """Concatenates samples of a batch, ordered by length (then by the given order).
 
     Args:
         batch: the rollout.
         sample_indices: of the micro-batch; an empty sequence gives a row with one masked entry.
-        device: of the model.
-        context: the ranks that share each sample; None: this one alone.
-        multiple: divisor of the number of positions of a rank, for sequence parallelism.
+        options: of the rank.
         num_positions: lower limit, over all ranks of the context group together.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=False)
-    widths = _packed_widths(rows.lengths, context=context, multiple=multiple, least=num_positions)
-    micro = _build_microbatch(rows, widths, device=device, context=context, is_padded=False)
+    widths = _packed_widths(rows.lengths, context=options.context, multiple=options.multiple, least=num_positions)
+    micro = _build_microbatch(rows, widths, options=options, is_padded=False)
     if not len(sample_indices):
         assert micro.params is not None and micro.params.batch_rows is not None, "packed samples have batch rows"
         micro.params.batch_rows.fill(-1)  # the placeholder entry is no token of the batch
@@ -63,45 +68,38 @@ def pack_samples(
 
 
 def pad_samples(
-    batch: TrainBatch,
-    sample_indices: Sequence[int],
-    *,
-    device: torch.device,
-    context: ContextGroup | None,
-    multiple: int = 1,
-    least: tuple[int, int] = (0, 0),
+    batch: TrainBatch, sample_indices: Sequence[int], *, options: PackingOptions, least: tuple[int, int] = (0, 0)
 ) -> MegatronMicrobatch:
     """Puts each sample into its own row: ids and positions are [rows, positions of this rank].
 
     Args:
         batch: the rollout.
         sample_indices: as in `pack_samples`.
-        device: of the model.
-        context: as in `pack_samples`.
-        multiple: divisor of the number of positions of a row.
+        options: of the rank.
         least: lower limits for the number of rows and for the positions of a row on all ranks of the context group
             together; rows without a sample are padding.
     """
-    rows = lay_out_samples(batch, sample_indices, share_prompts=False)
+    rows, context = lay_out_samples(batch, sample_indices, share_prompts=False), options.context
     size = 1 if context is None else context.size
     # Two zigzag chunks per context rank, and equal parts per tensor-parallel rank.
-    unit = math.lcm(1 if context is None else 2 * size, size * multiple)
+    unit = math.lcm(1 if context is None else 2 * size, size * options.multiple)
     width = -(-max(int(rows.lengths[-1]), least[1]) // unit) * unit
     widths = np.full(max(len(rows.lengths), least[0]), width, dtype=np.int64)
-    return _build_microbatch(rows, widths, device=device, context=context, is_padded=True)
+    return _build_microbatch(rows, widths, options=options, is_padded=True)
 
 
 def _build_microbatch(
-    rows: SampleRows, widths: Int64, *, device: torch.device, context: ContextGroup | None, is_padded: bool
+    rows: SampleRows, widths: Int64, *, options: PackingOptions, is_padded: bool
 ) -> MegatronMicrobatch:
     """Places each sample at the start of its `widths[i]` positions; with padded rows all widths are equal."""
+    device, context, num_mtp = options.device, options.context, options.num_mtp
     starts = np.cumsum(widths) - widths
     slots = rows.positions + np.repeat(starts[: len(rows.lengths)], rows.lengths)  # position of each token, [E]
     ids, positions = np.zeros(int(widths.sum()), dtype=np.int64), np.concatenate([np.arange(w) for w in widths])
     ids[slots] = rows.tokens
     own = np.arange(len(ids))
     # A token is predicted at the position before it.
-    logit_rows, shard = slots[np.maximum(rows.trainable - 1, 0)], None
+    logit_rows, shard, places = slots[np.maximum(rows.trainable - 1, 0)], None, None
     targets = rows.tokens[rows.trainable]
     if context is not None:
         own = _own_slots(widths, starts, index=context.index, size=context.size)
@@ -111,6 +109,10 @@ def _build_microbatch(
         # A rank without trainable tokens computes one masked entry.
         targets = targets if len(targets) else np.zeros(1, dtype=np.int64)
     params = None if is_padded else _build_params(rows, slots, widths, own=own, context=context, device=device)
+    if params is not None:
+        later = [shift_ids(ids, widths, shift=k)[own] for k in range(1, num_mtp + 1)]
+        params.later_ids = tuple(to_device(each[None], device) for each in later)
+    find = partial(find_targets, rows, slots, places=places, context=context, device=device)
     num_rows = len(widths) if is_padded else 1
     whole = PaddedLayout(num_tokens=len(rows.tokens), num_slots=len(ids))
     return MegatronMicrobatch(
@@ -118,6 +120,7 @@ def _build_microbatch(
         position_ids=to_device(positions[own].reshape(num_rows, -1), device),
         packing=whole if params is None or params.layout is None else params.layout,
         params=params,
+        mtp=tuple(find(depth=k) for k in range(1, num_mtp + 1)),
         logit_rows=to_device(logit_rows, device),
         targets=to_device(targets, device),
         layout=rows.layout(device),

@@ -57,8 +57,20 @@ class OutputHead:
             micro: defines which positions predict which tokens.
             entropy_grad: the entropy is part of the loss.
         """
+        both = self.entries(hidden, weight, rows=micro.logit_rows, targets=micro.targets, entropy_grad=entropy_grad)
+        logprobs, entropy = micro.gather_shards(torch.stack(both, dim=-1)).unbind(dim=-1)
+        return logprobs, entropy if entropy_grad else entropy.detach()
+
+    def entries(
+        self, hidden: Tensor, weight: Tensor, *, rows: Tensor, targets: Tensor, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs of tokens and the entropy at their positions, both of this rank's positions. [U], [U]
+
+        A collective of the ranks that divide the vocabulary. `rows` and `targets` are as in `Microbatch`, the other
+        arguments as in `logprobs_and_entropy`.
+        """
         # The last ranks may have padding rows, or nothing else; those take no part in the softmax.
-        rows = weight[: max(min(len(weight), self.vocab_size - self.first_token), 0)]
+        own = weight[: max(min(len(weight), self.vocab_size - self.first_token), 0)]
         tile = TILE_ELEMENTS[hidden.device.type] // len(weight)
         options = HeadOptions(
             chunk_tokens=self.chunk_tokens if self.chunk_tokens > 0 else max(1, tile),
@@ -66,10 +78,7 @@ class OutputHead:
             entropy_grad=entropy_grad,
             shard=None if self.group is None else make_vocab_shard(self.group, first=self.first_token),
         )
-        chosen = hidden.flatten(0, 1).index_select(0, micro.logit_rows)
-        both = logprobs_from_hidden(chosen, rows, targets_T=micro.targets, options=options)
-        logprobs, entropy = micro.gather_shards(torch.stack(both, dim=-1)).unbind(dim=-1)
-        return logprobs, entropy if entropy_grad else entropy.detach()
+        return logprobs_from_hidden(hidden.flatten(0, 1).index_select(0, rows), own, targets_T=targets, options=options)
 
     def loss_terms(
         self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool

@@ -134,6 +134,10 @@ def _transformer_fields(
         # Batched P2P would put both directions between two stages into one batch, and the messages would be mixed up.
         found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     found |= field_values(MLATransformerConfig, megatron.core_args)
+    if not found.get("mtp_num_layers"):
+        found.pop("mtp_num_layers", None)  # Megatron-core would build a block of 0 layers
+    if found.get("mtp_loss_scaling_factor") is None:
+        found.pop("mtp_loss_scaling_factor", None)
     if found["recompute_granularity"] != "full":
         for name in ("recompute_method", "recompute_num_layers"):
             found.pop(name)

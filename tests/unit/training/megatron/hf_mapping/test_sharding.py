@@ -13,6 +13,7 @@ SIZES = HeadSizes(num_groups=4, queries_per_group=3, vocab_size=10, padded_vocab
 SHAPES = {
     TensorLayout.whole: [(5,)],
     TensorLayout.rows: [(8, 3)],
+    TensorLayout.rows_swapped: [(8, 6)],
     TensorLayout.columns: [(3, 8)],
     TensorLayout.vocabulary: [(10, 3)],
     TensorLayout.qkv: [(24, 3), (8, 3), (8, 3)],  # heads of two rows
