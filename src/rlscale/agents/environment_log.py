@@ -48,7 +48,7 @@ class Episode:
             "row": self.task.index,
             "seed": self.task.seed,
             "is_evaluation": self.is_evaluation,
-            "task": asdict(replace(self.task, messages=tuple(map_images(self.task.messages, _short)))),
+            "task": {**asdict(self.task), "messages": map_images(self.task.messages, _short)},
             "start": dict(self.start),
             "steps": self.steps,
             "end": self.end,

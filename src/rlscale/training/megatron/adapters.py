@@ -63,9 +63,9 @@ def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int
         owner, _, half = name.rpartition(f".{ADAPTERS}.")
         by_layer.setdefault(owner, {})[half] = _shard(halves[each.weight.hf[0]], each, model=model)
     fused = {each.weight.megatron.removesuffix(".weight"): each for each in map_weights(model.architecture)}
-    for name, layer in list(model.named_modules()):
+    for name, module in list(model.named_modules()):
         if name in by_layer:
-            adapt_layer(layer, _layer_adapters(layer, by_layer[name], fused[name], model=model))
+            adapt_layer(module, _layer_adapters(module, by_layer[name], fused[name], model=model))
     return model
 
 

@@ -93,7 +93,8 @@ class Projections:
             return given[0]
         if self.layout == TensorLayout.qkv:
             # Of each group first the queries, then the key and the value.
-            return torch.cat([each.unflatten(-1, (self.num_groups, -1)) for each in given], dim=-1).flatten(-2)
+            by_group = [each.view(*each.shape[:-1], self.num_groups, -1) for each in given]
+            return torch.cat(by_group, dim=-1).flatten(-2)
         return torch.cat(given, dim=-1)
 
 
@@ -151,7 +152,7 @@ class LayerAdapters(nn.ModuleDict):
         parts = self._parts
         # One product and one sum over the ranks for all projections.
         inner = self._summed(F.linear(x, torch.cat([each.a for each in parts.values()])))
-        inners = inner.split([len(each.a) for each in parts.values()], dim=-1)
+        inners = torch.split(inner, [len(each.a) for each in parts.values()], dim=-1)
         outputs = {
             name: F.linear(own, each.b) * self.scale for own, (name, each) in zip(inners, parts.items(), strict=True)
         }
@@ -200,7 +201,7 @@ def adapt_layer(layer: nn.Module, adapters: LayerAdapters) -> None:
     """Adds adapters to a linear layer of Megatron-core, Transformer Engine or this package, in place."""
     layer.add_module(ADAPTERS, adapters)
     # As torch's parametrisations do: the layer stays an instance of its class.
-    layer.__class__ = _adapted(type(layer))
+    layer.__class__ = _adapted(type(layer))  # type: ignore[arg-type]  # a class is hashable
 
 
 def find_layer_adapters(modules: Iterable[nn.Module]) -> Iterator[LayerAdapters]:
