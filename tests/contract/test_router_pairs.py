@@ -107,8 +107,9 @@ def wait_for(router: RouterProcess, num_healthy: int) -> None:
 def test_requests_reach_a_pair_of_servers_also_after_both_kinds_restart(stack: ExitStack, tmp_path: Path) -> None:
     prefill = [open_server(stack, ServerRole.prefill, i) for i in (0, 1)]
     decode = [open_server(stack, ServerRole.decode, i) for i in (2, 3)]
-    dying = ExitStack()
-    dead = [open_server(dying, role, i) for i, role in ((4, ServerRole.prefill), (5, ServerRole.decode))]
+    dying = [ExitStack(), ExitStack()]
+    roles = (ServerRole.prefill, ServerRole.decode)
+    dead = [open_server(each, role, 4 + i) for i, (each, role) in enumerate(zip(dying, roles, strict=True))]
     workers = [each.address for each in (prefill[0], dead[0], decode[0], dead[1])]
     launch = RouterLaunch(python=find_python(None), config=CONFIG)
     address, process = launch.open(tmp_path, workers)
@@ -126,10 +127,10 @@ def test_requests_reach_a_pair_of_servers_also_after_both_kinds_restart(stack: E
     decode[0].requests.clear()
 
     gone = [each.address.url for each in dead]
-    dying.close()
-    wait_for(process, 2)
-    process.replace_worker(gone[0], prefill[1].address)
-    process.replace_worker(gone[1], decode[1].address)
-    wait_for(process, 4)
+    for each, url, new in zip(dying, gone, (prefill[1], decode[1]), strict=True):
+        each.close()
+        wait_for(process, 3)
+        process.replace_worker(url, new.address)
+        wait_for(process, 4)
     send(address, prefill[0], 20)
     assert_paired(prefill, decode, 20)
