@@ -8,7 +8,7 @@ projection in it, so that they are those of peft.
     row-parallel     divided by columns    whole on each rank   A x
     replicated       whole                 whole                nothing
 
-So only tensors of width `rank` are communicated. With sequence parallelism a rank has A x, or the output, of its own
+So only tensors of width `rank` are communicated. With sequence parallelism a rank has A x, or the output, for its
 positions only: the gradients of the whole half, or halves, are summed over the ranks with those of the norms.
 """
 
