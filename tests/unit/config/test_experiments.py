@@ -160,6 +160,7 @@ BASES = ("experiment=quickstart", "experiment=qwen3_4b_grpo", "experiment=sft", 
 URL = "sandbox.url=http://127.0.0.1:8080"
 FURTHER = {
     "data=shapes": ["model=tiny_qwen3_vl"],
+    "data=geometry3k": ["model=tiny_qwen3_vl"],
     "model=hf": ["model.hf_checkpoint=/m"],
     "model=tiny_deepseek_v3": ["rollout=sglang"],
     "sandbox=fusion": [URL],

@@ -120,7 +120,12 @@ def test_a_layer_with_adapters_computes_with_the_merged_weight(kind: type[PlainL
 
 def test_every_projection_has_its_adapter_under_the_names_of_peft() -> None:
     transformer = SimpleNamespace(
-        multi_latent_attention=False, moe_layer_freq=1, num_layers=2, num_moe_experts=None, q_lora_rank=None
+        multi_latent_attention=False,
+        moe_layer_freq=1,
+        num_layers=2,
+        num_moe_experts=None,
+        q_lora_rank=None,
+        mtp_num_layers=None,
     )
     architecture = SimpleNamespace(
         family="glm4",
