@@ -18,6 +18,7 @@ from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.config import BatchConfig, ModelBuild, RunConfig
 from rlscale.config.keys import Key, keys
 from rlscale.config.rules import MODULES, RULES, Rule
+from rlscale.config.server_groups import ServerRole
 
 _INTRODUCTION = """# Rules between keys
 
@@ -105,6 +106,9 @@ def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
     """Other values of each key, one key at a time; `folder` contains a checkpoint's `config.json`."""
     if "sglang.server_args" in read:
         yield {"sglang.server_args": {"enable_deterministic_inference": True}}
+    if "sglang.server_groups" in read:
+        for arguments in ({}, {"grpc_mode": True}, {"dp_size": 2, "enable_dp_attention": True}):
+            yield {"sglang.server_groups": {role: {"num_gpus": 1, "server_args": arguments} for role in ServerRole}}
     if "rollout.sampling_params" in read:
         yield {"rollout.sampling_params": {"logit_bias": {"3": 1.0}, "repetition_penalty": 1.1, "regex": "a"}}
     if "reward.functions" in read:
