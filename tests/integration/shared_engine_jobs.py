@@ -16,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from safetensors.torch import save
 
 from rlscale.algo.checksum import checksum
+from rlscale.cluster.attach import attach
+from rlscale.cluster.cluster_address import cluster_address
 from rlscale.cluster.shared_engines import SharedEngines, SharedSpec, engine_host
 from rlscale.config import ClusterConfig, Device
 from rlscale.engines.client.http_engine import HttpEngine
@@ -37,7 +38,7 @@ LIMIT_S = 120.0
 
 def run_sweep(folder: Path) -> None:
     write_tiny_qwen3(folder / "model")
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    connect()
     with engine_host(max_adapters=2):
         command = [sys.executable, "-m", __spec__.name, str(folder)]
         jobs = [
@@ -62,7 +63,7 @@ def run_sweep(folder: Path) -> None:
 
 
 def run_job(folder: Path, name: str) -> None:
-    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    connect()
     launch = EmbeddedLaunch(
         name="engine",
         model_path=str(folder / "model"),
@@ -88,6 +89,12 @@ def run_job(folder: Path, name: str) -> None:
     print(json.dumps(asdict(address)), flush=True)
     sys.stdin.read()
     engines.kill()
+
+
+def connect() -> None:
+    cluster = cluster_address(os.environ["RAY_ADDRESS"])
+    assert cluster is not None
+    attach(cluster, {"log_to_driver": False})
 
 
 def fail(error: Exception) -> None:
