@@ -15,7 +15,7 @@ from ray.cluster_utils import Cluster
 from rlscale.cluster.ray_engines import RayEngines
 from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch_sglang import SglangLaunch
-from rlscale.engines.sglang.disaggregation import SeparateAddress
+from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.plan.placement import Layout
 from tests.cluster.engine_parts import engines_of, has_ended, last_launch, visible_gpus, wait_dead

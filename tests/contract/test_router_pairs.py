@@ -16,7 +16,7 @@ from rlscale.config.passthrough.sglang_python import find_python
 from rlscale.config.server_groups import ServerRole
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
-from rlscale.engines.sglang.disaggregation import SeparateAddress
+from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.engines.sglang.router_process import RouterLaunch, RouterProcess
 from rlscale.types import EngineAddress, Generation, SamplingParams
 

@@ -11,7 +11,7 @@ from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
-from rlscale.engines.sglang.disaggregation import SeparateAddress
+from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.types import EngineAddress
 
 SERVE = Path(__file__).with_name("sglang") / "serve.py"

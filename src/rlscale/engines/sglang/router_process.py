@@ -19,7 +19,7 @@ from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
-from rlscale.engines.sglang.disaggregation import (
+from rlscale.engines.sglang.prefill_decode import (
     count_workers,
     policy_of,
     router_arguments,

@@ -12,7 +12,7 @@ from rlscale.config.server_groups import ServerRole
 from rlscale.driver.engines import build_launch
 from rlscale.engines.launch_plan import ProcessLaunch, plan_engines, rehearsed_report
 from rlscale.engines.launch_sglang import HOST_IP
-from rlscale.engines.sglang.disaggregation import SeparateAddress, count_workers, policy_of, worker_body
+from rlscale.engines.sglang.prefill_decode import SeparateAddress, count_workers, policy_of, worker_body
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.plan.placement import build_layout
 from rlscale.types import EngineAddress
