@@ -60,7 +60,8 @@ def test_rank_0_needs_no_more_than_others_with_adapters_and_a_critic(
     what: str, with_critic: list[dict[str, Any]]
 ) -> None:
     first, second = (rank[what] for rank in with_critic)
-    assert first <= 1.3 * second + 50 * MB, "rank 0 does not gather what it sends, exports or saves"
+    # A rank that gathers keeps at least the half of a model that is not its own; one bucket in flight is 60 to 80 MB.
+    assert first <= second + WHOLE / 4, "rank 0 does not gather what it sends, exports or saves"
     # A checkpoint is written from a copy of the shards of both models.
     limit = 1.2 * with_critic[0]["kept"] if what == "save" else WHOLE / 2
     assert max(first, second) <= limit

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from joblib.externals.loky import ProcessPoolExecutor
 from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from joblib.externals.loky import ProcessPoolExecutor
 
 
 class SeparateJobs(Launcher):
@@ -48,6 +50,9 @@ class SeparateJobs(Launcher):
                 raise
 
     def _run(self, overrides: list[str], index: int, state: Any) -> JobReturn:
+        # Loads NumPy, which the check of a sweep does without.
+        from joblib.externals.loky import ProcessPoolExecutor
+
         pool = ProcessPoolExecutor(max_workers=1)
         self._pools.add(pool)
         try:
