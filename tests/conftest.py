@@ -108,9 +108,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Restores SIGINT, which background processes of a shell ignore. Runs that tests start inherit it."""
+    """Restores SIGINT and SIGHUP, which background processes of a shell ignore. Runs that tests start inherit them."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def worker_scope(nodeid: str) -> str:

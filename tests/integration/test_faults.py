@@ -2,15 +2,18 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
-from tests.integration.conftest import Command
+from tests.integration.conftest import SMALL, Command
 
 pytestmark = pytest.mark.own_ray
 
@@ -130,6 +133,37 @@ def test_an_interrupted_run_ends_cleanly_and_keeps_its_checkpoints(
     # Ray has not ended the driver: it has recorded its end.
     assert json.loads((command.run_dir / "ends.jsonl").read_text())["reason"] == "interrupted"
     assert list((command.run_dir / "checkpoints").iterdir())
+    wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
+
+
+@pytest.mark.nightly
+def test_a_run_whose_terminal_closes_records_its_end(command: Command) -> None:
+    """The kernel sends SIGHUP, and every later line to the terminal is an error."""
+    master, slave = pty.openpty()
+    words = (*SMALL, "data.num_rollout=100000", "eval.interval=null", f"run.dir={command.run_dir}")
+    process = subprocess.Popen(
+        # A session with this terminal.
+        ["setsid", "--ctty", sys.executable, "-m", "rlscale.cli.train", *words],
+        cwd=command.folder,
+        env=command.environment(),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    printed = b""
+
+    def has_trained() -> bool:
+        nonlocal printed
+        while select.select([master], [], [], 0)[0]:
+            printed += os.read(master, 65536)
+        assert process.poll() is None, printed.decode()
+        return (command.run_dir / "metrics.jsonl").exists() and len(command.metrics()) > 2
+
+    wait_until(has_trained, 240, "training")
+    os.close(master)
+    assert process.wait(timeout=GONE_WITHIN_S) == 130
+    assert json.loads((command.run_dir / "ends.jsonl").read_text())["reason"] == "interrupted"
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
+from rlscale.observe.unfailing_stream import unfailing_output
 from rlscale.secrets import redact_override
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
 def main() -> None:
     """Entry point of the package."""
     hide_secrets()
-    code = main_train(
-        sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run, share_ray=share_ray_of_jobs
-    )
+    with unfailing_output():
+        code = main_train(
+            sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run, share_ray=share_ray_of_jobs
+        )
     sys.exit(code)
 
 

@@ -149,6 +149,6 @@ def _reap(driver: int, mark: str) -> None:
 
 
 if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM):
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_number, signal.SIG_IGN)
     _reap(int(sys.argv[1]), sys.argv[2])

@@ -22,6 +22,7 @@ from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave, daemons_in_own
 from rlscale.cluster.ray_token import create_token
 from rlscale.config import ClusterConfig, Device
 from rlscale.config.groups.cluster import LOCAL_RAY
+from rlscale.control.signals import interrupt_on_ending_signals
 from rlscale.errors import ConfigError, Problem, WorkerError
 from rlscale.plan.placement import Layout, check_node_sizes, order_bundles, reorder_bundles
 
@@ -62,9 +63,8 @@ def ray_session(config: ClusterConfig, layout: Layout, *, may_spin: bool = True)
         yield RaySession(config, layout, started=None)
         return
     if threading.current_thread() is threading.main_thread():
-        # Schedulers end jobs with SIGTERM, which must end a run like Ctrl-C; and with SIGUSR1, which saves a checkpoint
-        # once there are trainers (control/signals.py).
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        interrupt_on_ending_signals()
+        # Schedulers send SIGUSR1, too, which saves a checkpoint once there are trainers (control/signals.py).
         signal.signal(signal.SIGUSR1, signal.default_int_handler)
     with (
         reaped_session(),

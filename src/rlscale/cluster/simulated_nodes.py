@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from ray.cluster_utils import Cluster
 from rlscale.cluster.process_reaper import reaped_session
 from rlscale.cluster.ray_end import daemons_in_own_session, end_ray
 from rlscale.cluster.ray_session import PASSIVE_OMP_ENV, SIMULATED_GPUS, environment
+from rlscale.control.signals import interrupt_on_ending_signals
 
 OBJECT_STORE_BYTES = 150 * 1024 * 1024
 """Size of the object store of a node. Ray maps it, but only the part that holds objects uses memory."""
@@ -41,8 +41,7 @@ def simulated_nodes(num_nodes: int, gpus_per_node: int) -> Iterator[None]:
     """
     assert not ray.is_initialized(), "one cluster at a time"
     if threading.current_thread() is threading.main_thread():
-        # Schedulers end jobs with SIGTERM, which must end a rehearsal like Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        interrupt_on_ending_signals()
     node: dict[str, Any] = {
         # Every actor claims one CPU and one GPU; one more CPU is for actors without a GPU.
         "num_cpus": gpus_per_node + 1,

@@ -1,4 +1,4 @@
-"""Signals of a run: SIGTERM ends it as Ctrl-C does, SIGUSR1 after a checkpoint; SIGUSR2 requests memory snapshots."""
+"""Signals of a run: SIGTERM and SIGHUP end it as Ctrl-C does, SIGUSR1 after a checkpoint; SIGUSR2: memory snapshots."""
 
 import asyncio
 import signal
@@ -7,6 +7,20 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals of schedulers, and of a terminal that closes, which end a run as Ctrl-C does."""
+
+
+def interrupt_on_ending_signals() -> None:
+    """Raises KeyboardInterrupt on SIGTERM and SIGHUP from now on. Call it in the main thread."""
+    for number in _heeded():
+        signal.signal(number, signal.default_int_handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    """The signals that end a run, without those that the caller ignores: `nohup` ignores SIGHUP."""
+    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
@@ -19,8 +33,8 @@ def cancellation_as_interrupt() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def cancelled_by_sigterm() -> AsyncIterator[None]:
-    """Cancels the current task on SIGTERM, so that it can end the processes it started.
+async def cancelled_by_signals() -> AsyncIterator[None]:
+    """Cancels the current task on SIGTERM and SIGHUP, so that it can end the processes it started.
 
     `asyncio.run` does the same for SIGINT. Outside of the main thread signals stay as they are.
 
@@ -29,12 +43,13 @@ async def cancelled_by_sigterm() -> AsyncIterator[None]:
     """
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
+    loop = asyncio.get_running_loop()
     is_main_thread = threading.current_thread() is threading.main_thread()
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-    if is_main_thread:
+    before = {number: signal.getsignal(number) for number in _heeded()} if is_main_thread else {}
+    for number in before:
         # Not an exception from a signal handler: it could hit any task, and asyncio would only log it. A scheduler may
         # send the signal to several processes of a job, which pass it on: a second one must not cancel the run's end.
-        loop.add_signal_handler(signal.SIGTERM, lambda: task.cancelling() or task.cancel())
+        loop.add_signal_handler(number, lambda: task.cancelling() or task.cancel())
     try:
         yield
     except asyncio.CancelledError as error:
@@ -42,9 +57,9 @@ async def cancelled_by_sigterm() -> AsyncIterator[None]:
             raise
         raise RuntimeError("a part of the run must not be cancelled while others wait for it; this is a bug") from error
     finally:
-        if is_main_thread:
-            loop.remove_signal_handler(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True)

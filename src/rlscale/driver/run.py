@@ -28,7 +28,7 @@ from rlscale.control.recovery import Restarts
 from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
 from rlscale.control.signals import (
     StopRequest,
-    cancelled_by_sigterm,
+    cancelled_by_signals,
     stop_requested_by_sigusr1,
     touched_by_sigusr2,
 )
@@ -121,7 +121,7 @@ class Run:
         """
         self._observer.phase("start")
         prompts_at_start, resume_point = self._prepared.prompts.state_dict(), start
-        async with cancelled_by_sigterm(), self._memory_requests(), self._open_engines() as (bundles, engines):
+        async with cancelled_by_signals(), self._memory_requests(), self._open_engines() as (bundles, engines):
             if self._prepared.config.debug.rollout_only:
                 return await self._run_rollouts_only(engines, start)
             while True:

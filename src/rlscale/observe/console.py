@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from rlscale.config import ConsoleMode
+from rlscale.observe.unfailing_stream import unfailing
 from rlscale.protocols import Metrics
 
 _log = logging.getLogger("rlscale")
@@ -75,7 +76,7 @@ def open_console(
         stream: output stream. None: standard output.
         first_step: number of rollouts that earlier starts of this run have completed.
     """
-    stream = sys.stdout if stream is None else stream
+    stream = unfailing(sys.stdout if stream is None else stream)
     chosen = ConsoleMode(mode)
     if chosen == ConsoleMode.auto:
         chosen = ConsoleMode.live if _can_redraw(stream) else ConsoleMode.plain
@@ -118,23 +119,10 @@ class PlainConsole(Console):
         pass
 
     def _write(self, line: str) -> None:
-        try:
-            self._stream.write(f"{line}\n")
-            # A pipe is block-buffered and would delay lines for minutes.
-            self._stream.flush()
-        except OSError as error:  # e.g. `rlscale-train | head`: the run is worth more than its lines
-            discard_output(self._stream)
-            _log.warning("the output of the run is lost (%s); it continues and writes its metrics to its folder", error)
+        self._stream.write(f"{line}\n")
+        # A pipe is block-buffered and would delay lines for minutes.
+        self._stream.flush()
         self._last_line_at = self._clock()
-
-
-def discard_output(stream: TextIO) -> None:
-    """Sends everything that is written to a stream of the process to nowhere from now on, what it holds, too."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, stream.fileno())
-    finally:
-        os.close(nowhere)
 
 
 class SilentConsole(Console):

@@ -49,7 +49,8 @@ def recorded_end(folder: Path) -> Iterator[RunEnd]:
         yield end
     except KeyboardInterrupt:
         if end.reason is None:
-            end.reason, end.text = EndReason.interrupted, "SIGINT (Ctrl-C) or SIGTERM ended it"
+            end.reason = EndReason.interrupted
+            end.text = "SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed terminal) ended it"
         raise
     except BaseException as error:
         end.reason, end.text = EndReason.failed, f"{type(error).__name__}: {error}"

@@ -14,7 +14,8 @@ from rlscale.control.signals import (
     StopRequest,
     cancel_this_task,
     cancellation_as_interrupt,
-    cancelled_by_sigterm,
+    cancelled_by_signals,
+    interrupt_on_ending_signals,
     stop_requested_by_sigusr1,
     touched_by_sigusr2,
 )
@@ -26,14 +27,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine as `Trainer.run` does."""
 
     async def body() -> T:
-        async with cancelled_by_sigterm():
+        async with cancelled_by_signals():
             return await main
 
     with cancellation_as_interrupt():
         return asyncio.run(body())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cancels_the_run_without_other_failures(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -57,6 +58,22 @@ def test_a_signal_cancels_the_run_without_other_failures(
     assert ended == ["in order"]
     assert caplog.records == []
     assert signal.getsignal(number) == before
+
+
+def test_nohup_is_heeded() -> None:
+    async def main() -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+        return 7
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        interrupt_on_ending_signals()
+        assert run(main()) == 7
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_a_second_sigterm_does_not_cancel_the_end_of_the_run() -> None:

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import pty
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_a_reader_that_ends_does_not_end_the_run(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == [
         "the output of the run is lost ([Errno 32] Broken pipe); it continues and writes its metrics to its folder"
     ]
+
+
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_a_terminal_that_closes_does_not_end_the_run(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "w") as stream:
+        with open_console(mode, title="t", total=3, stream=stream) as console:
+            console.step(0, STEP)
+            os.close(master)
+            console.step(1, STEP)
+            console.message("goes nowhere")
+        stream.write("goes nowhere, too")
+    (message,) = caplog.messages
+    assert message.startswith("the output of the run is lost ([Errno 5] Input/output error); it continues")
 
 
 def test_a_step_is_one_line() -> None:

@@ -27,7 +27,7 @@ def test_each_end_is_one_line(tmp_path: Path) -> None:
         end.reason = EndReason.finished
     assert records(tmp_path) == [
         {"reason": "failed", "text": "EngineError: engine 0 died"},
-        {"reason": "interrupted", "text": "SIGINT (Ctrl-C) or SIGTERM ended it"},
+        {"reason": "interrupted", "text": "SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed terminal) ended it"},
         {"reason": "stopped", "text": "after a checkpoint"},
         {"reason": "finished", "text": ""},
     ]
