@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import rlscale
 from rlscale.cli.arguments import CommandArguments, parse_arguments
+from rlscale.cli.long_paths import long_path_problem
 from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
@@ -159,13 +160,21 @@ def main_train(
         sys.stderr.write(_failure_text(error))
         return FAILED
     except OSError as error:
-        if not (advice := full_disk_advice(error)):
-            raise
-        sys.stderr.write(f"rlscale-train: the run failed: {error}{advice}\n")
-        return FAILED
+        return _report_os_error(error)
     except KeyboardInterrupt:
         sys.stderr.write("rlscale-train: interrupted\n")
         return INTERRUPTED
+
+
+def _report_os_error(error: OSError) -> int:
+    """Prints what the user can cure, and returns the exit code; raises other errors again."""
+    if (problem := long_path_problem(error)) is not None:
+        sys.stderr.write(format_errors("rlscale-train", ConfigError([problem])))
+        return WRONG_INPUT
+    if advice := full_disk_advice(error):
+        sys.stderr.write(f"rlscale-train: the run failed: {error}{advice}\n")
+        return FAILED
+    raise error
 
 
 def format_errors(command: str, error: ConfigError) -> str:

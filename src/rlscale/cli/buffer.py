@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.hosts import is_loopback
@@ -50,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the service until a signal. Returns 0, or 2 when the arguments are invalid."""
     args = make_parser().parse_args(argv)

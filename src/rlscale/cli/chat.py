@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import rlscale
 from rlscale.cli.app import FAILED, INTERRUPTED, OK, WRONG_INPUT
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.errors import ConfigError, DataError, Problem
 
@@ -50,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Talks until the input ends. Returns the exit code."""
     args = make_parser().parse_args(argv)

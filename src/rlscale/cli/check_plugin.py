@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import rlscale
 from rlscale.agents.agent_contracts import AGENT_CONTRACTS
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import load_config_with_notes
 from rlscale.config.errors import nearest
 from rlscale.errors import ConfigError, Problem
@@ -59,6 +60,7 @@ class CheckArguments:
     overrides: list[str] = field(default_factory=list)
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Checks one function and returns the exit code. 0: it works. 2: it does not, or the command line is wrong."""
     words = sys.argv[1:] if argv is None else list(argv)

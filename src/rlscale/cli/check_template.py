@@ -14,6 +14,7 @@ from rich.text import Text
 
 import rlscale
 from rlscale.cli.app import FAILED, OK, WRONG_INPUT, format_errors
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import ModelBuild
 from rlscale.config.errors import nearest
 from rlscale.errors import ConfigError, Problem, RenderError, count_noun
@@ -60,6 +61,7 @@ class _Arguments:
     json: bool = False
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the checks and returns the exit code. 0: none failed. 1: one failed. 2: the input is wrong."""
     words = sys.argv[1:] if argv is None else list(argv)

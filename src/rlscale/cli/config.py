@@ -11,6 +11,7 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
@@ -73,6 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns 0, or 2 when the input is wrong."""
     parser = make_parser()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.megatron_folder import torch_dist_folder
@@ -52,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Converts the weights. Returns the exit code."""
     args = make_parser().parse_args(argv)

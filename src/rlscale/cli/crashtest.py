@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlscale.checkpoint.run_folder import unwritable
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import EngineKind, RunConfig, load_config
@@ -110,6 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the test. Returns the exit code."""
     if argv is None:

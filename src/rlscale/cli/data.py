@@ -15,6 +15,7 @@ from rich.text import Text
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import DataConfig, RolloutConfig, RunConfig, load_config_with_notes
 from rlscale.config.rules import learns_conversations
 from rlscale.config.rules.conditions import is_sft
@@ -72,6 +73,7 @@ class _Arguments:
     overrides: list[str] = field(default_factory=list)
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)

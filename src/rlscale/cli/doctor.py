@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlscale.checkpoint.run_folder import unwritable
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.doctor.catalog import select_checks
 from rlscale.doctor.check_result import BAD
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the checks and writes the report. Returns the exit code."""
     args = make_parser().parse_args(argv)

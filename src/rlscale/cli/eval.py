@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import rlscale
 from rlscale.cli.app import FAILED, INTERRUPTED, OK, RUN_FAILURES, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import CommandArguments, parse_arguments
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.load import CheckConfig, check_nothing, with_origin
@@ -51,6 +52,7 @@ exit code: 0 done, 1 the evaluation failed, 2 the input is wrong, 130 interrupte
 """
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluates or grades again. Returns the exit code."""
     hide_secrets()

@@ -16,6 +16,7 @@ from typing import Any
 import rlscale
 from rlscale.cli.app import FAILED, OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import CommandArguments, parse_arguments
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import Device, LoadedConfig, load_config_with_notes
 from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import PLAIN_OVERRIDE, SINGLE_VALUE_RULE
@@ -71,6 +72,7 @@ _EXAMPLES = {
 }
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code. 0: written. 1: the submission failed. 2: the input is wrong."""
     try:

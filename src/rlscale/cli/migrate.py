@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 import rlscale
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.config import Device
 from rlscale.errors import ConfigError, Problem
@@ -58,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)

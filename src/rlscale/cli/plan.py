@@ -12,6 +12,7 @@ from rich.console import Console
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import parse_arguments
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.plan_schedule import COSTS_FLAG, FLAG, parse_costs, print_schedules
 from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_notes
 from rlscale.config.errors import nearest
@@ -70,6 +71,7 @@ class PlanFlags:
     json: bool = False
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Plans a run and returns the exit code. 0: planned, whether it fits or not. 2: the input is wrong."""
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.errors import ConfigError, DataError
 from rlscale.observe.report import read_run, render
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page. Returns 0, or 2 when there is no run in the folder."""
     arguments = make_parser().parse_args(argv)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlscale.algo.checksum import checksum
 from rlscale.architectures.low_precision import PRECISIONS
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.engines.embedded.decoder import Decoder
 from rlscale.engines.embedded.embedded_service import EmbeddedService
@@ -107,6 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal. Returns 0, or 2 when the arguments are invalid."""
     args = make_parser().parse_args(argv)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json, read_hf_fields
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec
 from rlscale.engines.fake import FakeService, Faults
 from rlscale.engines.process_lifetime import die_with_parent
@@ -38,6 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the server until a signal. Returns 0, or 2 when the arguments are invalid."""
     args = make_parser().parse_args(argv)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rlscale
 from rlscale.cli.app import INTERRUPTED, OK, WRONG_INPUT, SweepRunner, format_errors, print_sweep
+from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.cli.train import check_run, make_trainer, share_ray_of_jobs
 from rlscale.errors import ConfigError, count_noun
@@ -31,6 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reports_long_paths
 def main(argv: Sequence[str] | None = None, *, runner: SweepRunner | None = None) -> int:
     """Prints the sweep. Returns 0; 1 when a resumed job failed, 2 when there is no sweep in the folder."""
     arguments = make_parser().parse_args(argv)

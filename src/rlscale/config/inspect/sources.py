@@ -47,18 +47,23 @@ def read_source(text: str, *, config_dir: Path | None = None) -> ConfigSource:
         fix = f"did you mean {found}?" if found else f"experiments: {', '.join(experiments)}"
         rule = "be a run folder, a config.yaml, an experiment or overrides of a command line"
         raise ConfigError([Problem(path="configuration", rule=rule, value=text, fix=fix)])
-    overrides = shlex.split(text) if "=" in text else [f"experiment={text}"]
+    try:
+        overrides = shlex.split(text) if "=" in text else [f"experiment={text}"]
+    except ValueError as error:  # a quote without its end
+        problem = Problem(path="configuration", rule="be words as in a shell", value=text, fix=f"{error}".lower())
+        raise ConfigError([problem]) from error
     loaded = load_config_with_notes(overrides, config_dir=config_dir, to_run=False)
     return ConfigSource(name=text, values=to_dict(loaded.config))
 
 
 def _read_file(file: Path) -> dict[str, Any]:
+    fix = f"name a run folder, or the {CONFIG_FILE} in it"
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        fix = f"name a run folder, or the {CONFIG_FILE} in it"
+    except OSError as error:
+        raise ConfigError([Problem(path=str(file), rule="be readable", value=str(error), fix=fix)]) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(path=str(file), rule="be valid YAML", value=f'"{error}"', fix=fix)]) from error
     if not isinstance(values, dict) or "batch" not in values:
-        fix = f"name a run folder, or the {CONFIG_FILE} in it"
         raise ConfigError([Problem(path=str(file), rule="contain a complete config", value="something else", fix=fix)])
     return values

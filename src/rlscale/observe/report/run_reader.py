@@ -65,7 +65,8 @@ def _check_folder(folder: Path) -> None:
         return
     value = str(folder)
     if not folder.is_dir():
-        fix, value = "pass the run folder that rlscale-train printed", f"{value}, which does not exist"
+        state = "which is a file" if folder.exists() else "which does not exist"
+        fix, value = "pass the run folder that rlscale-train printed", f"{value}, {state}"
     else:
         inside = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG_FILE}"))
         fix = f"pass one of its runs: {', '.join(inside[:8])}" if inside else "pass a folder with config.yaml"
