@@ -79,7 +79,10 @@ class RunFolder:
         path = _first_unfinished(wanted)
         if not (path / _IDENTITY).is_file():
             return []
-        before, after = json.loads((path / _IDENTITY).read_text())["config"], config_yaml()
+        try:
+            before, after = _recorded_config(path), config_yaml()
+        except ConfigError as error:
+            return list(error.problems)
         # Equal texts need not be parsed, which takes a tenth of a second.
         changed = changed_keys(before, after) if before != after else []
         return [_other_config(path, changed)] if changed else []
@@ -252,11 +255,27 @@ def _acquire_lock(path: Path) -> IO[str]:
     return lock
 
 
+def _recorded_config(path: Path) -> str:
+    """The config of the run in a folder. Raises ConfigError if its record was damaged."""
+    try:
+        config = json.loads((path / _IDENTITY).read_text())["config"]
+        if isinstance(config, str):
+            return config
+    except (OSError, ValueError, TypeError, KeyError):
+        pass  # reported below
+    folder = path / "checkpoints"
+    fix = "choose another folder"
+    if CheckpointStore.has_checkpoint(folder):
+        fix += f", and start from its checkpoints with checkpoint.load={shlex.quote(str(folder))}"
+    rule = f"be new or hold a run whose {_IDENTITY} can be read"
+    raise ConfigError([Problem(path="run.dir", rule=rule, value=str(path), fix=fix)])
+
+
 def _compare_identity(path: Path, config_yaml: str, *, resume_changed: bool) -> tuple[bool, tuple[str, ...]]:
     """Returns whether the folder contains a run, and the keys that differ in its config; records this run's config."""
     identity = path / _IDENTITY
     resumed = identity.exists()
-    before = json.loads(identity.read_text())["config"] if resumed else config_yaml
+    before = _recorded_config(path) if resumed else config_yaml
     changed = tuple(changed_keys(before, config_yaml))
     if changed and not resume_changed:
         raise ConfigError([_other_config(path, changed)])

@@ -140,6 +140,10 @@ def _read_file(path: Path, given: Mapping[str, str], name: str) -> Reading | Non
     if path.is_dir():
         fix = "name a script, a launcher, or a YAML or JSON file"
         raise ConfigError([Problem(path="input", rule="be a file", value=str(path), fix=fix)])
+    if path.exists() and not path.is_file():
+        # A pipe may never end, and what a script sources is searched next to it.
+        fix = "write it to a file, and name that"
+        raise ConfigError([Problem(path="input", rule="be a file", value=f"{path}, a pipe or a device", fix=fix)])
     if path.suffix in SUFFIXES:
         return read_config_file(path.resolve(), given=given, name=name)
     if path.suffix == ".py":

@@ -66,6 +66,20 @@ def test_a_changed_config_is_an_error_unless_resume_changed(tmp_path: Path) -> N
         assert folder.changed == ()
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"config": 3}', '{"con'])
+def test_a_damaged_record_is_an_error_with_the_way_out(content: str, tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path / "run", config_yaml=config()):
+        pass
+    (tmp_path / "run" / "identity.json").write_text(content)
+    rule = "run.dir must be new or hold a run whose identity.json can be read"
+    with pytest.raises(ConfigError, match=rf"^{rule}, got {tmp_path}/run; choose another folder$"):
+        RunFolder.open(tmp_path / "run", config_yaml=config())
+    (checkpoint := tmp_path / "run" / "checkpoints" / "rollout_00000001").mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text("{}")
+    (problem,) = RunFolder.check_config(tmp_path / "run", config)
+    assert problem.fix.endswith(f"start from its checkpoints with checkpoint.load={tmp_path}/run/checkpoints")
+
+
 def test_checkpoints_are_in_the_run_folder_or_in_checkpoint_save(tmp_path: Path) -> None:
     inside, outside = CheckpointConfig(save=str(tmp_path / "run/checkpoints")), CheckpointConfig(save="/saved/here")
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:

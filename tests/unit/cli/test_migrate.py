@@ -43,6 +43,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "input must be one file or a command line behind --, got nothing; name a script"),
         (["none.sh"], "input must be readable, got "),
+        (["/dev/null"], "input must be a file, got /dev/null, a pipe or a device; write it to a file, and name that"),
         ([SCRIPT, "--set", "NUM_GPUS"], "--set must be NAME=VALUE, got NUM_GPUS; write e.g. --set NUM_GPUS=8"),
         ([__file__], "input must start a run of slime, verl or TRL"),
     ],
