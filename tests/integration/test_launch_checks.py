@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.weight_files import write_no_weights
+
 ROOT = Path(__file__).parents[2]
 MISSING, STARTED = "TEST_MISSING_PACKAGES", "TEST_STARTED_PROCESSES"
 
@@ -289,7 +291,7 @@ def write_files(folder: Path) -> None:
     (folder / "model").mkdir()
     about = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
     (folder / "model" / "config.json").write_text(json.dumps(about))
-    (folder / "model" / "model.safetensors").touch()
+    write_no_weights(folder / "model" / "model.safetensors")
 
 
 def check_report(done: subprocess.CompletedProcess[str], expected: str, watched: Watched) -> None:

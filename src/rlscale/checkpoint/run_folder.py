@@ -70,11 +70,12 @@ class RunFolder:
         return [] if owner is None else [_in_use(path, owner)]
 
     @staticmethod
-    def check_config(wanted: Path, config_yaml: Callable[[], str]) -> list[Problem]:
-        """The problem of an unfinished run of another config.
+    def check_config(wanted: Path, config_yaml: Callable[[], str], *, resume_changed: bool = False) -> list[Problem]:
+        """The problem of an unfinished run of another config, or without a readable one.
 
         Args:
             config_yaml: returns the argument of `open`; called only if there is a run to compare with.
+            resume_changed: as in `open`.
         """
         path = _first_unfinished(wanted)
         if not (path / _IDENTITY).is_file():
@@ -85,7 +86,7 @@ class RunFolder:
             return list(error.problems)
         # Equal texts need not be parsed, which takes a tenth of a second.
         changed = changed_keys(before, after) if before != after else []
-        return [_other_config(path, changed)] if changed else []
+        return [_other_config(path, changed)] if changed and not resume_changed else []
 
     @property
     def metrics(self) -> Path:

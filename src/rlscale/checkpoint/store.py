@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.models.whole_files import find_incomplete
 
 FORMAT = 1
 STATE_FILE = "checkpoint.json"
@@ -195,6 +196,12 @@ def _read(folder: Path) -> Checkpoint:
         raise DataError(
             f"{file} must be of format {FORMAT}, got {content.get('format')!r}; load it with the version that wrote it"
         )
+    for tensors in sorted({each.parent for each in folder.rglob("*.safetensors")}):
+        if incomplete := find_incomplete(tensors):
+            raise DataError(
+                f"{tensors} must hold complete files, got one that is not: {incomplete}; "
+                f"delete {folder} to resume from the previous checkpoint"
+            )
     return checkpoint
 
 

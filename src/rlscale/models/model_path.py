@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.errors import ConfigError, Problem
+from rlscale.models.whole_files import find_incomplete
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -33,6 +34,8 @@ def check_model_path(given: str, *, name: str) -> list[Problem]:
         if not any((folder / each).is_file() for each in WEIGHT_FILES):
             fix = f"it has neither {' nor '.join(WEIGHT_FILES)}; save the model with safetensors"
             return problem("be a folder with weights", fix)
+        if incomplete := find_incomplete(folder):
+            return problem("be a folder with complete weights", f"{incomplete}; download or copy it again")
         return []
     if folder.exists():
         return problem("be a folder", "it is a file; give its folder")

@@ -15,6 +15,7 @@ from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.model_path import WEIGHT_FILES, looks_like_path
 from rlscale.models.tiny import build_model
+from rlscale.models.whole_files import find_incomplete
 
 _KEY = "model.hf_checkpoint"
 
@@ -76,6 +77,9 @@ def check_checkpoint(folder: Path, config: ModelConfig) -> None:
     if not any((folder / name).is_file() for name in WEIGHT_FILES):
         fix = f"it has neither {' nor '.join(WEIGHT_FILES)}; save the model with safetensors"
         problems.append(_problem("be a folder with weights", repr(str(folder)), fix))
+    elif incomplete := find_incomplete(folder):
+        fix = f"{incomplete}; download or copy it again"
+        problems.append(_problem("be a folder with complete weights", repr(str(folder)), fix))
     problems += _architecture_problems(folder, fields)
     problems += _field_problems(str(folder), hf_fields(fields), config)
     if problems:

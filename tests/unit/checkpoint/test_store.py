@@ -8,6 +8,7 @@ import pytest
 
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.errors import ConfigError, DataError
+from tests.weight_files import write_no_weights
 
 
 def save(store: CheckpointStore, rollout_id: int, text: str = "weights") -> Path:
@@ -122,6 +123,18 @@ def test_the_error_for_a_broken_checkpoint_names_its_file(tmp_path: Path, conten
     (save(store, 1) / "checkpoint.json").write_text(content)
     with pytest.raises(DataError, match=r"rollout_00000001/checkpoint\.json must be the state of a checkpoint"):
         store.latest()
+
+
+@pytest.mark.parametrize("folder", ["", "critic/tensors"])
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path, folder: str) -> None:
+    checkpoint = save(CheckpointStore(tmp_path, keep_last=1), 1)
+    (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+    write_no_weights(file := checkpoint / folder / "shard.safetensors")
+    assert CheckpointStore.resolve(tmp_path).rollout_id == 1
+    file.write_bytes(file.read_bytes()[:-1])
+    message = rf"shard\.safetensors is cut off, .*; delete {checkpoint} to resume from the previous checkpoint$"
+    with pytest.raises(DataError, match=message):
+        CheckpointStore.resolve(tmp_path)
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:

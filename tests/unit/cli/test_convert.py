@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.cli.convert import main, make_parser
+from tests.weight_files import write_no_weights
 
 
 def test_the_target_must_be_new(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,4 +100,4 @@ def write_model(folder: Path, *, model_type: str) -> None:
     """Files by which a folder is recognised as a Hugging Face checkpoint."""
     folder.mkdir()
     (folder / "config.json").write_text(f'{{"model_type": "{model_type}", "num_hidden_layers": 1}}')
-    (folder / "model.safetensors").touch()
+    write_no_weights(folder / "model.safetensors")

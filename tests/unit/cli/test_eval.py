@@ -16,6 +16,7 @@ from rlscale.driver.preflight.data_files import check_prompts
 from rlscale.errors import ConfigError
 from rlscale.observe.evaluation_files import EvaluationFiles, Measured, find_evaluations, read_about, read_records
 from rlscale.types import Group, Prompt, Sample, SampleStatus
+from tests.weight_files import write_no_weights
 
 ANSWERS = ("2", "3", "two 2", "4")
 
@@ -190,7 +191,7 @@ def test_a_megatron_run_reads_the_fields_of_its_export(tmp_path: Path) -> None:
 
 def test_a_model_has_no_option_of_an_experiment(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    (tmp_path / "model.safetensors").touch()
+    write_no_weights(tmp_path / "model.safetensors")
     source = find_source(str(tmp_path))
     assert source.weights == str(tmp_path) and source.run is None and source.version == 0
     config = load_config(

@@ -8,6 +8,7 @@ import pytest
 from rlscale.cli import buffer, convert, crashtest, serve
 from rlscale.cli.serve import main, make_parser
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from tests.weight_files import write_no_weights
 
 
 def test_other_machines_need_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,8 +43,12 @@ def test_the_help_shows_defaults_that_are_values(command: Any) -> None:
         ),
         (
             ["--model-path", "{broken}"],
-            "--model-path must be a complete checkpoint, got {broken}; SafetensorError: Error while deserializing "
-            "header: header too small",
+            "--model-path must be a complete checkpoint, got {broken}; KeyError: 'num_attention_heads'",
+        ),
+        (
+            ["--model-path", "{cut}"],
+            "--model-path must be a folder with complete weights, got '{cut}'; model.safetensors is cut off, or no "
+            "safetensors file: it has 1 bytes; download or copy it again",
         ),
         (
             ["--model-path", "{broken}", "--num-slots", "0"],
@@ -58,12 +63,14 @@ def test_the_help_shows_defaults_that_are_values(command: Any) -> None:
 def test_each_wrong_argument_is_one_line(
     words: list[str], expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    empty, broken = tmp_path / "empty", tmp_path / "broken"
-    empty.mkdir()
-    broken.mkdir()
-    (broken / "config.json").write_text('{"model_type": "qwen3"}')
-    (broken / "model.safetensors").write_bytes(b"?")
-    named = {"empty": str(empty), "broken": str(broken)}
+    empty, broken, cut = tmp_path / "empty", tmp_path / "broken", tmp_path / "cut"
+    for folder in (empty, broken, cut):
+        folder.mkdir()
+    for folder in (broken, cut):
+        (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (cut / "model.safetensors").write_bytes(b"?")
+    write_no_weights(broken / "model.safetensors")
+    named = {"empty": str(empty), "broken": str(broken), "cut": str(cut)}
     assert main([word.format(**named) for word in words]) == 2
     (record,) = caplog.records
     assert record.getMessage() == expected.format(**named)

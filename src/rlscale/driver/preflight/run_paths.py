@@ -36,11 +36,11 @@ def check_run_folder(config: RunConfig) -> list[Problem]:
 
 
 def check_unfinished_run(config: RunConfig) -> list[Problem]:
-    """Problem of a `run.dir` with an unfinished run of another config."""
+    """Problem of a `run.dir` with an unfinished run of another config, or with a damaged one."""
     assert config.run.dir is not None, "set by the resolve step"
-    if config.run.resume_changed:
-        return []
-    return RunFolder.check_config(Path(config.run.dir), lambda: redact_yaml(to_yaml(config)))
+    return RunFolder.check_config(
+        Path(config.run.dir), lambda: redact_yaml(to_yaml(config)), resume_changed=config.run.resume_changed
+    )
 
 
 def check_output_folders(config: RunConfig) -> list[Problem]:

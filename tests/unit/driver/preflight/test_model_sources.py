@@ -23,6 +23,7 @@ from rlscale.models.megatron_folder import torch_dist_folder
 from rlscale.models.parameter_names import folder_parameters, tiny_parameters
 from rlscale.models.resolve_model import resolve_model
 from tests.unit.config.rules.valid_config import config_with
+from tests.weight_files import write_no_weights
 
 
 def make_weights(folder: Path) -> Path:
@@ -95,7 +96,7 @@ def test_a_folder_that_is_neither_is_refused(tmp_path: Path) -> None:
 
 def test_a_field_that_the_checkpoint_contradicts_has_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 7, "architectures": ["Qwen3ForCausalLM"]}', "utf-8")
-    (tmp_path / "model.safetensors").touch()
+    write_no_weights(tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").touch()
     run = load_config(["experiment=quickstart", "model=qwen3_4b", f"model.hf_checkpoint={tmp_path}"])
     (found,) = check_policy(run)
@@ -107,7 +108,7 @@ def hf_folder(folder: Path, *, model_type: str = "qwen3", architecture: str = "Q
     """The files by which a folder is a model with weights and tokenizer."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [architecture]}))
-    (folder / "model.safetensors").touch()
+    write_no_weights(folder / "model.safetensors")
     (folder / "tokenizer.json").touch()
     return folder
 
