@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -119,6 +120,9 @@ def _load(model: str) -> tuple[PreTrainedTokenizerBase, str]:
 
     if model in list(ModelBuild):
         return tiny_tokenizer(model, 4096), str(tiny_model_fields(model)["model_type"])
+    if (file := Path(model).expanduser()).exists() and not file.is_dir():
+        fix = "it is a file; give its folder"
+        raise ConfigError([Problem(path="<model>", rule="be a folder or a hub id", value=model, fix=fix)])
     try:
         tokenizer = load_tokenizer(model)
     except ConfigError as error:

@@ -30,7 +30,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """
     try:
         return _tokenizer_loader(path)(path, local_files_only=Path(path).is_dir())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # e.g. a config.json that is a list
         raise ConfigError([checkpoint_problem("have a tokenizer", path, error)]) from error
 
 

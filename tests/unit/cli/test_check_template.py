@@ -46,6 +46,7 @@ def test_a_failed_check_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["a", "--renderer"], "--renderer must have a value, got nothing; write --renderer auto"),
         (["tiny_qwen3", "--renderer=x"], "--renderer must fit the model, got x; renderer must be one of auto"),
         (["tests"], "<model> must have a tokenizer, got tests;"),
+        (["/dev/null"], "<model> must be a folder or a hub id, got /dev/null; it is a file; give its folder"),
     ],
 )
 def test_wrong_arguments_are_reported_in_one_line(
