@@ -22,6 +22,7 @@ from rlscale.algo.advantages import (
     overlong_penalty,
 )
 from rlscale.algo.distillation import teacher_kl
+from rlscale.algo.linear_distillation import logprobs_and_teacher_kl
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.config.keys import keys
 
@@ -49,6 +50,7 @@ SECTIONS: tuple[Section, ...] = (
             whitening.whiten,
             distill,
             teacher_kl,
+            logprobs_and_teacher_kl,
         ),
         keys=(
             "rewards_normalization",

@@ -1,4 +1,4 @@
-"""On-policy distillation from a server: a student learns from a teacher that no trainer holds."""
+"""On-policy distillation: a student learns from a teacher behind a URL, or in the trainer."""
 
 from pathlib import Path
 
@@ -36,3 +36,17 @@ def test_a_student_learns_from_a_served_teacher(command: Command, cache: Path, m
     assert len(gaps) == 30 and sum(gaps[-4:]) < 0.5 * sum(gaps[:4]), gaps
     # Rewards are 0 for a random model, so the gradient is that of the teacher alone.
     assert all(record["reward/mean"] == 0 for record in records)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["top_k", "full"])
+def test_a_student_learns_from_a_loaded_teacher(
+    command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("RLSCALE_CACHE", str(cache))
+    student = resolve_model(load_config(list(SMALL)).model)
+    teacher = write_teacher(student, command.folder / "teacher")
+    done = command.run(*DISTILLED, f"model.teacher_load={teacher}", f"algo.opd_kl={kind}", "algo.opd_top_k=4")
+    assert done.code == 0, done.err
+    gaps = [record["train/teacher_kl"] for record in command.metrics()]
+    assert len(gaps) == 30 and sum(gaps[-4:]) < 0.5 * sum(gaps[:4]), gaps

@@ -49,6 +49,8 @@ def test_algo_exports_its_functions() -> None:
     }
     # Helpers of the package; checksums and formats of weights, which are no algorithms.
     internal = {"at_least_float32", "check_shape", "check_vectors", "masked_logprobs", "zero_masked"}
+    internal |= {"check_direction", "divergence", "divergence_slopes", "log_others"}
+    internal |= {"find_places", "head_terms", "scaled_logits"}
     checksums = {"block_digest", "bytes_of", "checksum", "checksum_like", "digest_of"}
     formats = {"quantize_fp8", "dequantize_fp8", "quantize_int4", "dequantize_int4"}
     assert public - internal - checksums - formats == {name for name in algo.__all__ if isfunction(getattr(algo, name))}

@@ -55,9 +55,16 @@ from rlscale.algo.corrections import (
     logprob_difference,
     truncated_importance_weights,
 )
-from rlscale.algo.distillation import teacher_kl
+from rlscale.algo.distillation import full_teacher_kl, teacher_kl
 from rlscale.algo.kl import KL_ESTIMATORS, kl_estimate
-from rlscale.algo.linear_logprobs import HeadOptions, VocabShard, logprobs_from_hidden
+from rlscale.algo.linear_distillation import (
+    DenseTeacher,
+    HiddenTeacher,
+    TeacherRequest,
+    TopTeacher,
+    logprobs_and_teacher_kl,
+)
+from rlscale.algo.linear_logprobs import HeadOptions, VocabShard, logprobs_from_hidden, top_logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.algo.losses import (
     POLICY_LOSSES,
@@ -91,11 +98,15 @@ __all__ = [
     "Band",
     "ClipRange",
     "Correction",
+    "DenseTeacher",
     "Estimator",
     "HeadOptions",
+    "HiddenTeacher",
     "LogprobDifference",
     "Sums",
+    "TeacherRequest",
     "TokenLayout",
+    "TopTeacher",
     "VocabShard",
     "apply_whitening",
     "batch_std",
@@ -105,6 +116,7 @@ __all__ = [
     "decoupled_weights",
     "discounted_sums",
     "distill",
+    "full_teacher_kl",
     "gae",
     "gdpo",
     "gpg",
@@ -117,6 +129,7 @@ __all__ = [
     "length_adaptive_lambda",
     "logprob_difference",
     "logprobs_and_entropy",
+    "logprobs_and_teacher_kl",
     "logprobs_from_hidden",
     "logprobs_from_logits",
     "masked_sum",
@@ -136,6 +149,7 @@ __all__ = [
     "teacher_kl",
     "token_rewards",
     "tokens_per_trajectory",
+    "top_logprobs_from_hidden",
     "truncated_importance_weights",
     "value_loss",
     "weighted_sum",

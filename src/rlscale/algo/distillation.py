@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlscale.algo.ragged import at_least_float32
+from rlscale.algo.ragged import at_least_float32, check_shape
 
 MIN_OTHERS = 1e-6
 """Smallest probability of the teacher's other tokens: float32 sums of K probabilities may exceed 1."""
@@ -39,8 +39,7 @@ def teacher_kl(
     if not top_ids_TK.shape == top_logprobs_TK.shape == (num_tokens, num_top) or mask_T.shape != (num_tokens,):
         shapes = f"{tuple(top_ids_TK.shape)}, {tuple(top_logprobs_TK.shape)} and {tuple(mask_T.shape)}"
         raise ValueError(f"top_ids, top_logprobs and mask must have {num_tokens} rows, got {shapes}")
-    if direction not in (REVERSE, FORWARD):
-        raise ValueError(f"direction must be {REVERSE} or {FORWARD}, got {direction!r}")
+    check_direction(direction)
     # Masked rows get one distribution for both, before any arithmetic: an infinity there would make the gradient NaN.
     logits_TV = torch.where(mask_T[:, None], at_least_float32(logits_TV), 0.0)
     order_K = torch.arange(num_top, device=top_ids_TK.device)
@@ -52,12 +51,59 @@ def teacher_kl(
         # The student's other tokens are summed directly: 1 - sum_k p_k would lose all digits near 1.
         others_T = torch.logsumexp(all_TV.scatter(1, ids_TK, -torch.inf), dim=-1)
         log_p_TK = torch.cat([log_p_TK, others_T[:, None]], dim=-1)
-        log_q_TK = torch.cat([log_q_TK, _log_others(log_q_TK)[:, None]], dim=-1)
-    p_TK, q_TK = log_p_TK.exp(), log_q_TK.exp()
-    terms_TK = p_TK * (log_p_TK - log_q_TK) if direction == REVERSE else q_TK * (log_q_TK - log_p_TK)
-    return torch.where(mask_T, terms_TK.sum(dim=-1), 0.0)
+        log_q_TK = torch.cat([log_q_TK, log_others(log_q_TK)[:, None]], dim=-1)
+    return torch.where(mask_T, divergence(log_p_TK, log_q_TK, direction=direction), 0.0)
 
 
-def _log_others(logprobs_TK: Tensor) -> Tensor:
+def full_teacher_kl(
+    logits_TV: Tensor, *, teacher_logprobs_TV: Tensor, mask_T: Tensor, direction: str = REVERSE
+) -> Tensor:
+    """`teacher_kl` with the logprobs of all tokens in the order of their ids. [T]
+
+    TRL: `GKDTrainer.generalized_jsd_loss` with `beta` 0 (forward) or 1 (reverse).
+
+    Args:
+        logits_TV, mask_T, direction: as for `teacher_kl`.
+        teacher_logprobs_TV: of the teacher. [T, V]
+    """
+    check_direction(direction)
+    check_shape("teacher_logprobs_TV", teacher_logprobs_TV, tuple(logits_TV.shape))
+    logits_TV = torch.where(mask_T[:, None], at_least_float32(logits_TV), 0.0)
+    log_q_TV = torch.where(mask_T[:, None], teacher_logprobs_TV.to(logits_TV.dtype), 0.0)
+    kl_T = divergence(torch.log_softmax(logits_TV, dim=-1), log_q_TV, direction=direction)
+    return torch.where(mask_T, kl_T, 0.0)
+
+
+def check_direction(direction: str) -> None:
+    """Raises ValueError for another direction than `reverse` or `forward`."""
+    if direction not in (REVERSE, FORWARD):
+        raise ValueError(f"direction must be {REVERSE} or {FORWARD}, got {direction!r}")
+
+
+def divergence(log_p_TK: Tensor, log_q_TK: Tensor, *, direction: str) -> Tensor:
+    """KL divergence of distributions over K outcomes: sum_k p_k log(p_k / q_k), or with p and q exchanged. [T]
+
+    Args:
+        log_p_TK: logprobs of the student. [T, K]
+        log_q_TK: of the teacher. [T, K]
+        direction: as for `teacher_kl`.
+    """
+    if direction == REVERSE:
+        return (log_p_TK.exp() * (log_p_TK - log_q_TK)).sum(dim=-1)
+    return (log_q_TK.exp() * (log_q_TK - log_p_TK)).sum(dim=-1)
+
+
+def divergence_slopes(log_p_TK: Tensor, log_q_TK: Tensor, *, direction: str) -> tuple[Tensor, Tensor]:
+    """Derivative of `divergence` with respect to each log p_k, as if they were free, and the same over p_k. [T, K] each
+
+    Arguments as for `divergence`. The quotients are finite where p_k rounds to 0.
+    """
+    if direction == REVERSE:
+        ratios_TK = log_p_TK - log_q_TK + 1
+        return log_p_TK.exp() * ratios_TK, ratios_TK
+    return -log_q_TK.exp(), -(log_q_TK - log_p_TK).exp()
+
+
+def log_others(logprobs_TK: Tensor) -> Tensor:
     """Logprob of all other tokens than the K given ones. [T]"""
     return torch.log((1 - logprobs_TK.exp().sum(dim=-1)).clamp(min=MIN_OTHERS))

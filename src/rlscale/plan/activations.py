@@ -182,7 +182,7 @@ def head_forward_bytes(a: Architecture, work: MicrobatchSpec) -> float:
     b, rows, vocabulary = work.dtype_bytes, work.logit_rows, a.vocab_size
     if not is_chunked(a, work):
         return rows * vocabulary * (b + 3 * FLOAT32)
-    return _chunk_elements(a, work) * 2 * FLOAT32  # scaled logits and their exponentials
+    return chunk_elements(a, work) * 2 * FLOAT32  # scaled logits and their exponentials
 
 
 def head_backward_bytes(a: Architecture, work: MicrobatchSpec) -> float:
@@ -192,12 +192,17 @@ def head_backward_bytes(a: Architecture, work: MicrobatchSpec) -> float:
     cast = b if b < FLOAT32 else 0
     if not is_chunked(a, work):
         return rows * vocabulary * (3 * FLOAT32 + cast) + b * table
-    chunk = _chunk_elements(a, work) * (2 * FLOAT32 + cast)
+    chunk = chunk_elements(a, work) * (2 * FLOAT32 + cast)
     of_rows = rows * a.hidden_size * (FLOAT32 + b)  # the sum over chunks, and the term of one chunk
     return chunk + b * table + of_rows
 
 
-def _chunk_elements(a: Architecture, work: MicrobatchSpec) -> int:
+def chunk_elements(a: Architecture, work: MicrobatchSpec) -> int:
     """Logits of one chunk."""
-    tokens = work.chunk_tokens if work.chunk_tokens > 0 else max(1, TILE_ELEMENTS[work.device] // a.vocab_size)
+    tokens = work.chunk_tokens if work.chunk_tokens > 0 else default_chunk(a, work)
     return min(work.logit_rows, tokens) * a.vocab_size
+
+
+def default_chunk(a: Architecture, work: MicrobatchSpec) -> int:
+    """Tokens whose logits exist at a time where the config sets no number."""
+    return max(1, TILE_ELEMENTS[work.device] // a.vocab_size)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from rlscale.architectures.architecture import Architecture, count_elements
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
-from rlscale.plan.activations import FLOAT32, TILE_ELEMENTS, MicrobatchSpec, head_backward_bytes, head_forward_bytes
+from rlscale.plan.activations import FLOAT32, MicrobatchSpec, default_chunk, head_backward_bytes, head_forward_bytes
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_activations import (
     ParallelSizes,
@@ -115,7 +115,7 @@ def _step_phases(
     last = alive + last_stage_saved_bytes(a, micro, parallel)
     # Megatron's output layer is chunked whatever the family, so the family is removed.
     head = replace(a, vocab_size=math.ceil(a.vocab_size / parallel.tensor), model_type=None)
-    given, default = micro.chunk_tokens, max(1, TILE_ELEMENTS[micro.device] // head.vocab_size)
+    given, default = micro.chunk_tokens, default_chunk(head, micro)
     chunked = replace(micro, chunk_tokens=given if given > 0 else default)
     yield "logits", {"activations": last, "logits": head_forward_bytes(head, chunked)}
     yield "gradient of logits", {"activations": last, "logits": head_backward_bytes(head, chunked)}

@@ -43,6 +43,7 @@ from rlscale.plan.model_size import (
 )
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
+from rlscale.plan.teacher_loss import teacher_loss_memory
 from rlscale.plan.tower_work import with_tower
 
 MAX_MATRIX_LEN = 64
@@ -294,8 +295,11 @@ def _trainer(
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
             adapter_rank=work.adapter_rank,
         )
-        return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
-    return trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
+        memory = megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
+    else:
+        memory = trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
+    extra = teacher_loss_memory(config, models, work.largest)
+    return memory if extra is None else extra.added_to(memory)
 
 
 def _megatron_config(config: RunConfig) -> MegatronConfig:

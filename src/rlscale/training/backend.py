@@ -25,6 +25,7 @@ from rlscale.config import LossType, compares_policies
 from rlscale.training.batch_invariant.equal_logprobs import check_equal_logprobs
 from rlscale.training.loss.column_outputs import add_column_means
 from rlscale.training.loss.policy_loss import add_eval_loss, add_logprob_diff
+from rlscale.training.loss.teacher_targets import TeacherTargets
 from rlscale.training.policy_snapshots import PolicySnapshots
 from rlscale.training.prepare import (
     apply_user_postprocess,
@@ -38,7 +39,7 @@ from rlscale.training.roles import (
     PolicyRole,
     RankContext,
     ReferenceRole,
-    ScoringRole,
+    TeacherRole,
     WeightExporter,
 )
 from rlscale.training.rollout_state import PackedRollout, TrainColumns, order_steps, shared_column, take_microbatch
@@ -58,7 +59,7 @@ class RoleBackend(ABC):
     policy: PolicyRole
     critic: CriticRole | None
     reference: ReferenceRole | None
-    teacher: ScoringRole | None
+    teacher: TeacherRole | None
     _snapshots: PolicySnapshots[Any] | None
     _exporter: WeightExporter
     adapters: AdapterExporter | None = None
@@ -143,10 +144,12 @@ class RoleBackend(ABC):
             with self._offloader.resident(self._reference_model), rollout.timed("ref_logprobs"):
                 columns = replace(columns, ref_logprobs=self.reference.compute_logprobs(rollout))
         if batch.teacher is not None:  # by servers
-            columns = replace(columns, teacher_logprobs=shared_column(batch.teacher.logprobs))
+            targets = TeacherTargets.from_scores(batch.teacher, algo=algo)
+            columns = replace(columns, teacher_logprobs=shared_column(batch.teacher.logprobs), teacher=targets)
         elif self.teacher is not None:
             with self._offloader.resident("teacher"), rollout.timed("teacher_logprobs"):
-                columns = replace(columns, teacher_logprobs=self.teacher.compute_logprobs(rollout))
+                teacher_logprobs, targets = self.teacher.compute_targets(rollout)
+            columns = replace(columns, teacher_logprobs=teacher_logprobs, teacher=targets)
         return rollout, columns
 
     def _score_old(self, rollout: PackedRollout, columns: TrainColumns) -> TrainColumns:
@@ -202,6 +205,8 @@ class RoleBackend(ABC):
         # Counted before: the interval is in finished rollouts.
         self._num_rollouts += 1
         self._update_reference()
+        if columns.teacher is not None:
+            columns.teacher.release()
         self._offloader.offload_all()
         metrics = self._context.gather_metrics(rollout)
         if self._spec.engine_shapes is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlscale.errors import ConfigError, Problem
 from rlscale.protocols import TrainBackend
+from rlscale.training.loss.teacher_targets import TeacherTargets
 from rlscale.training.metrics import MetricSums
 from rlscale.training.offload import Offloader
 from rlscale.training.rollout_state import PackedRollout, TrainColumns
@@ -78,10 +79,18 @@ class ModelRole(Protocol):
 
 
 class ScoringRole(ModelRole, Protocol):
-    """A model that only scores: reference or teacher."""
+    """A model that only scores."""
 
     def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
         """Logprobs of this rank's samples as a column. [T]"""
+        ...
+
+
+class TeacherRole(ModelRole, Protocol):
+    """The teacher of on-policy distillation."""
+
+    def compute_targets(self, rollout: PackedRollout) -> tuple[Tensor, TeacherTargets | None]:
+        """Logprobs of this rank's samples as a column [T], and what a divergence over tokens reads, if there is one."""
         ...
 
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.training.loss.logprob_collector import LogprobCollector
+from rlscale.training.loss.teacher_targets import TeacherTargets
 from rlscale.training.loss.token_loss import compute_step_denominators
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
@@ -49,6 +50,7 @@ class TrainColumns:
     advantages: Tensor | None = None
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
     has_entropy: bool = False  # the metric rollout/entropy is already added
+    teacher: TeacherTargets | None = None  # for a divergence over tokens
     is_first_pass: bool = True  # over the rollout: its first step has the old policy
 
 

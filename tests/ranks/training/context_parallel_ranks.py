@@ -42,9 +42,15 @@ CUTS: dict[int, Any] = {  # by data-parallel ranks; of one rank the second has t
     2: [[[0, 1, 3], [6, 8]], [[2, 4, 5, 7], []]],
 }
 POLICY = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
+DISTILLED = {"opd_kl_coef": 0.5, "opd_direction": "forward"}
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algo": {**POLICY, "use_tis": True}},
-    "whole_prompts": {"algo": {**POLICY, "calculate_per_token_loss": True}, "share_prompts": False},
+    "whole_prompts": {
+        "algo": {**POLICY, "calculate_per_token_loss": True, "opd_kl": "top_k", "opd_top_k": 3, **DISTILLED},
+        "share_prompts": False,
+        "log_probs_chunk_size": 8,
+        "teacher": True,
+    },
     "gspo": {"algo": {**POLICY, "advantage_estimator": "gspo", "use_rollout_logprobs": True, "opsm_delta": 0.05}},
     "whole_rollout": {
         "algo": {
@@ -60,7 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
         }
     },
     "recomputed": {
-        "algo": POLICY,
+        "algo": {**POLICY, "opd_kl": "full", **DISTILLED},
+        "teacher": True,
         "gradient_checkpointing": True,
         "reuse_logprobs": False,
         "log_probs_chunk_size": 8,
@@ -96,8 +103,11 @@ def case_spec(name: str, model_path: str, *, context_size: int = 1) -> TrainerSp
     changes = {"clip_grad": 0.0, "adam_beta1": 0.0, "adam_eps": 1e-4, **CASES[name]}
     if context_size == 1:
         changes["share_prompts"] = False
+    other = str(Path(model_path).with_name("experts"))
     if changes.pop("experts", False):
-        model_path = str(Path(model_path).with_name("experts"))
+        model_path = other
+    if changes.pop("teacher", False):
+        changes["teacher"] = ModelSource(path=other)
     if changes.pop("critic", False):
         changes["critic"] = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)
     return spec(model_path, ref_path=model_path, context_parallel_size=context_size, **changes)

@@ -54,6 +54,12 @@ def all_roles(model_path: str, other: str, *, offload: OffloadSpec | None = None
     )
 
 
+def distilled(model_path: str, other: str, kind: str) -> TrainerSpec:
+    """Spec of a policy whose loss has the divergence from a teacher over tokens, in tiles of the vocabulary."""
+    algo = {"opd_kl_coef": 0.5, "opd_kl": kind, "opd_top_k": 3}
+    return spec(model_path, algo=algo, teacher=ModelSource(path=other), adam_eps=1e-4, log_probs_chunk_size=2)
+
+
 def train(backend: FsdpBackend, version: int, cut: Sequence[Sequence[Sequence[int]]]) -> dict[str, float]:
     batch = batch_of(version)
     result = backend.train(batch, [plan(batch, cut)])
@@ -95,7 +101,16 @@ def main(rank: int, port: int, model_path: str, other: str, folder: Path) -> Non
         if version == SAVED_AFTER:
             critic.save(folder / "critic_saved")
         valued.append(value(critic, version, TWO_RANKS))
-    report = {"rollouts": rollouts, "valued": valued, "resumed_exactly": again == rollouts[SAVED_AFTER] and same}
+    distills = [
+        train(FsdpBackend(distilled(model_path, other, kind), rank=rank, world_size=2), 0, TWO_RANKS)
+        for kind in ("top_k", "full")
+    ]
+    report = {
+        "distilled": distills,
+        "rollouts": rollouts,
+        "valued": valued,
+        "resumed_exactly": again == rollouts[SAVED_AFTER] and same,
+    }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))
     leave_world()
 

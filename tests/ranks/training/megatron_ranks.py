@@ -76,6 +76,8 @@ SHORT = {
 }
 ROLES = ("pp2",)
 MORE_ROLES = ("tp2", "ep2", "cp2 dp2")  # slow
+DISTILLED = {"tp2": ("full", "top_k"), "pp2": ("full",), "cp2": ("top_k",)}
+"""Divergences from a teacher that are compared in the short tests; those of `MORE_ROLES` have both."""
 RESUMED = ("dp2", "dp2, whole optimiser on each", "tp2", "pp2", "ep2", "pp2, latent")
 RESHARDED = {"pp2": "dp2", "pp2, latent": "tp2, latent"}
 REPLAYS = {(2, False): ("ep2",), (2, True): ("tp2, etp2",), (4, True): ("ep2 cp2", "ep2 pp2")}
@@ -311,7 +313,9 @@ def roles(mode: Mode, path: str, other: str, folder: Path, *, rank: int, larger:
     further = {"rank": rank, "num_data_ranks": shares}
     return report | {
         "dedicated critic": megatron_roles.dedicated_critic_difference(spec, **further),
-        "teacher": 0.0 if mode.has_experts else megatron_roles.larger_teacher_difference(spec, larger, **further),
+        "teacher": 0.0
+        if mode.has_experts
+        else megatron_roles.larger_teacher_difference(spec, larger, rank=rank, num_data_ranks=shares),
     }
 
 
@@ -344,7 +348,7 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
     num_ranks, is_slow = int(kind[0]), kind.endswith("slow")
     join_world(rank, num_ranks, "127.0.0.1", port, "gloo", 60.0)
     expected: dict[int, TrainingRun] = {}
-    report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}, "resharded": {}}
+    report: dict[str, Any] = {"modes": {}, "resumed": {}, "roles": {}, "resharded": {}, "distilled": {}}
     if num_ranks == 1:
         saved = [each for each in folder.iterdir() if each.name in RESUMED]
         folder = folder / "alone"
@@ -381,6 +385,12 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
         report["replays"] = compare_replays(models[1], REPLAYS[num_ranks, is_slow], rank=rank)
     if num_ranks == 2 and is_slow:
         report["latent replays"] = compare_replays(models[4], LATENT_REPLAYS, rank=rank)
+    for name, kinds in DISTILLED.items() if num_ranks == 2 and not is_slow else ():
+        config = MODES[name].config
+        spec = megatron_roles.all_roles_spec(models[0], models[2], config)
+        report["distilled"][name] = megatron_roles.larger_teacher_difference(
+            spec, models[3], rank=rank, num_data_ranks=data_ranks(config), kinds=kinds
+        )
     for name in MORE_ROLES if is_slow else ROLES:
         mode = MODES[name]
         if mode.num_ranks == num_ranks:

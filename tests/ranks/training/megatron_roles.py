@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from rlscale.config import BatchConfig, MegatronConfig, ModelConfig, OffloadMode
+from rlscale.config.groups.algo import OpdDirection, OpdKl
 from rlscale.training.backend import RoleBackend
 from rlscale.training.critic_backend import CriticBackend
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -135,14 +137,26 @@ def _values_and_steps(critic: CriticBackend, num_data_ranks: int) -> np.ndarray[
     return np.concatenate(numbers)
 
 
-def larger_teacher_difference(spec: TrainerSpec, larger: str, *, rank: int, num_data_ranks: int) -> float:
-    """Largest difference of a rollout's metrics between both backends, with a teacher that has more layers."""
+DIRECTIONS = {OpdKl.full: OpdDirection.reverse, OpdKl.top_k: OpdDirection.forward}
+
+
+def larger_teacher_difference(
+    spec: TrainerSpec, larger: str, *, rank: int, num_data_ranks: int, kinds: Sequence[str] = tuple(DIRECTIONS)
+) -> float:
+    """Largest difference of a rollout's metrics between both backends, with a teacher that has more layers.
+
+    Its most likely tokens are in the loss, or its whole distribution: `kinds` of `algo.opd_kl`.
+    """
     spec, size = replace(spec, teacher=ModelSource(path=larger), critic=None), dist.get_world_size()
     algo = replace(spec.algo, advantage_estimator="grpo", ref_update_interval=None)  # type: ignore[arg-type]
-    spec = replace(spec, algo=algo, ref_path=larger)
-    theirs = train(FsdpBackend(spec, rank=rank, world_size=size), 0, size)
-    ours = MegatronBackend(spec, rank=rank, world_size=size)
-    found = train(ours, 0, num_data_ranks)
-    ours.close()
-    assert found.keys() == theirs.keys() and "rollout/teacher_kl" in found
-    return max(abs(found[name] - theirs[name]) for name in theirs)
+    differences = []
+    for kind in map(OpdKl, kinds):
+        own = replace(algo, opd_kl=kind, opd_direction=DIRECTIONS[kind], opd_top_k=5)
+        spec = replace(spec, algo=own, ref_path=larger)
+        theirs = train(FsdpBackend(spec, rank=rank, world_size=size), 0, size)
+        ours = MegatronBackend(spec, rank=rank, world_size=size)
+        found = train(ours, 0, num_data_ranks)
+        ours.close()
+        assert found.keys() == theirs.keys() and {"rollout/teacher_kl", "teacher_kl", "grad_norm"} <= found.keys()
+        differences += [abs(found[name] - theirs[name]) for name in theirs]
+    return max(differences)

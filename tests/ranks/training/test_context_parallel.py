@@ -137,6 +137,7 @@ def test_a_loaded_trainer_continues_bit_for_bit(folder: Path, ranks: int, size: 
 
 def test_the_cases_reach_the_intended_code(alone: Any) -> None:
     numbers = {name: alone(name)[1][0]["numbers"] for name in EXACT}
+    assert numbers["recomputed"]["teacher_kl"] > 1e-3 and numbers["whole_prompts"]["teacher_kl"] > 1e-3
     assert numbers["gspo"]["opsm_maskfrac"] > 0
     assert 0 < numbers["whole_rollout"]["mis_vetofrac"] < 1
     # The reference is where the policy began.

@@ -6,7 +6,15 @@ import pytest
 
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
-from tests.ranks.training.fsdp_role_ranks import NUM_ROLLOUTS, SAVED_AFTER, all_roles, critic_of, train, value
+from tests.ranks.training.fsdp_role_ranks import (
+    NUM_ROLLOUTS,
+    SAVED_AFTER,
+    all_roles,
+    critic_of,
+    distilled,
+    train,
+    value,
+)
 from tests.ranks.training.launch import report, run_ranks
 from tests.unit.training.rollouts import tiny_model
 
@@ -40,6 +48,12 @@ def test_two_ranks_report_the_metrics_of_one(folder: Path, alone: list[dict[str,
     for two, one in zip(report(folder, 0)["rollouts"], alone, strict=True):
         assert {"critic_loss", "rollout/kl", "rollout/teacher_kl", "rollout/return"} <= one.keys()
         assert two == pytest.approx(one, abs=1e-5, rel=1e-4)
+
+
+def test_the_divergence_from_a_teacher_on_two_ranks_is_that_of_one(folder: Path, model_path: str, other: str) -> None:
+    for kind, two in zip(("top_k", "full"), report(folder, 0)["distilled"], strict=True):
+        one = train(FsdpBackend(distilled(model_path, other, kind), rank=0, world_size=1), 0, ONE_RANK)
+        assert one["teacher_kl"] > 1e-3 and two == pytest.approx(one, abs=1e-5, rel=1e-4)
 
 
 def test_two_ranks_resume_bit_for_bit(folder: Path) -> None:

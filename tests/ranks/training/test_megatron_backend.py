@@ -8,9 +8,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rlscale.models.hf_models import load_causal_lm, load_tokenizer
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_ranks import (
     BIAS,
+    DISTILLED,
     LATENT_REPLAYS,
     MODES,
     MORE_RESHARDED,
@@ -32,7 +34,17 @@ LONG = [name for name, mode in MODES.items() if mode.is_slow]
 def models(cache: Path) -> list[str]:
     """A dense model of four layers, one with experts, one like the first, one of six layers, and a latent one."""
     first, second = tiny_model(cache, num_layers=4), tiny_model(cache, seed=1, num_layers=4)
-    return [first, tiny_moe(cache), second, tiny_model(cache, num_layers=6), tiny_latent(cache)]
+    deeper = _with_more_tokens(tiny_model(cache, num_layers=6), cache / "more tokens")
+    return [first, tiny_moe(cache), second, deeper, tiny_latent(cache)]
+
+
+def _with_more_tokens(path: str, folder: Path) -> str:
+    """The same model with 21 more tokens, so that tensor-parallel ranks divide its vocabulary in another place."""
+    model = load_causal_lm(path, dtype=torch.float32)
+    model.resize_token_embeddings(model.config.vocab_size + 21, mean_resizing=False)
+    model.save_pretrained(folder)
+    load_tokenizer(path).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +104,11 @@ def assert_roles(found: dict[str, Any]) -> None:
     assert max(numbers.values()) < 1e-5 and max(weights.values()) < 1e-5, found["difference"]
     assert found["resumed exactly"] and found["bytes when offloaded"] == 0
     assert found.get("dedicated critic", 0.0) < 1e-5 and found.get("teacher", 0.0) < 1e-5, found
+
+
+@pytest.mark.parametrize("mode", list(DISTILLED))
+def test_the_divergence_from_a_teacher_equals_that_of_fsdp(folder: Path, mode: str) -> None:
+    assert report(folder, 0)["distilled"][mode] < 1e-5
 
 
 def test_all_ranks_report_the_same(folder: Path) -> None:

@@ -106,9 +106,7 @@ def test_the_loss_adds_the_divergence_with_its_coefficient(kind: OpdKl, directio
     def losses(algo: AlgoConfig) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
         inputs = TokenInputs(
             advantages=torch.ones(NUM_TOKENS, dtype=torch.float64),
-            logits=student,
-            teacher_top_ids=columns["top_ids_TK"],
-            teacher_top_logprobs=columns["top_logprobs_TK"],
+            teacher_kl=teacher_kl(student, **columns, mask_T=ALL, direction=direction),
         )
         return compute_token_losses(algo, logprobs=logprobs, entropy=None, inputs=inputs, layout=layout)
 

@@ -302,8 +302,8 @@ class AlgoConfig(ConfigGroup):
     opd_kl: OpdKl = OpdKl.sampled
     """Divergence from the teacher. `sampled`: the estimate from the sampled token, in the advantages. `top_k`:
     `algo.opd_kl_coef` * KL over the `algo.opd_top_k` most likely tokens of the teacher and one outcome for all others,
-    added to the loss. `full`: the same over the whole vocabulary. The latter two need a teacher behind a URL, and the
-    logits of each micro-batch in memory. Metric `train/teacher_kl`.
+    added to the loss. `full`: the same over the whole vocabulary. Their logits exist in chunks
+    (`train.log_probs_chunk_size`), where those of the policy do. Metric `train/teacher_kl`.
     """
 
     opd_top_k: Annotated[int, Field(gt=0)] = 64

@@ -1,4 +1,4 @@
-"""Rules about teachers behind URLs: on-policy distillation from a server."""
+"""Rules about teachers: of the trainer, and behind URLs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rlscale.config.addresses import advise_url, is_url, public_url
 from rlscale.config.errors import show
-from rlscale.config.groups.algo import has_teacher_loss, uses_teacher
-from rlscale.config.rules.conditions import asks_teachers, uses_megatron
+from rlscale.config.groups.algo import OpdKl, has_teacher_loss, uses_teacher
+from rlscale.config.rules.conditions import asks_teachers
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -54,23 +54,14 @@ def teacher_has_one_source(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def divergences_over_tokens_need_a_server(config: RunConfig) -> list[Problem]:
-    """A teacher of the trainer returns the logprobs of the sampled tokens alone."""
-    algo = config.algo
-    if not has_teacher_loss(algo) or config.model.teacher_load is None:
+def whole_distributions_of_a_loaded_teacher_need_its_output_layer(config: RunConfig) -> list[Problem]:
+    """The kernels of true-on-policy mode return logits, and not the input of the output layer."""
+    is_full = has_teacher_loss(config.algo) and config.algo.opd_kl == OpdKl.full
+    if not is_full or config.model.teacher_load is None or not config.train.true_on_policy_mode:
         return []
-    fix = "remove it, or serve the teacher and set model.teacher_url instead of model.teacher_load"
-    return [Problem(path="algo.opd_kl", rule="be sampled with model.teacher_load", value=algo.opd_kl, fix=fix)]
-
-
-@rule
-def divergences_over_tokens_need_all_logits(config: RunConfig) -> list[Problem]:
-    """Tensor-parallel ranks of Megatron-core divide the vocabulary."""
-    size = config.megatron.tensor_model_parallel_size
-    if not has_teacher_loss(config.algo) or not uses_megatron(config) or size == 1:
-        return []
-    rule, fix = f"be 1 with algo.opd_kl={config.algo.opd_kl}", "set it to 1, or set algo.opd_kl=sampled"
-    return [Problem(path="megatron.tensor_model_parallel_size", rule=rule, value=show(size), fix=fix)]
+    rule = "not be full with model.teacher_load and train.true_on_policy_mode"
+    fix = "set it to top_k, or set train.true_on_policy_mode=false"
+    return [Problem(path="algo.opd_kl", rule=rule, value=config.algo.opd_kl, fix=fix)]
 
 
 @rule

@@ -53,6 +53,7 @@ from rlscale.driver.preflight.run_paths import (
     check_temporary_folder,
     check_unfinished_run,
 )
+from rlscale.driver.preflight.teacher_tokenizer import check_loaded_teacher
 from rlscale.driver.warmup import ORIGIN, warmup_config, warmup_is_used
 from rlscale.engines.ports import port_fault
 from rlscale.engines.scripted.script import load_script
@@ -233,6 +234,7 @@ CHECKS: tuple[Check, ...] = (
     check_start,
     check_policy,
     check_roles,
+    check_loaded_teacher,
     check_judge,
     check_trained_parameters,
     check_adapters,

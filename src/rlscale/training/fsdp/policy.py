@@ -14,6 +14,7 @@ from rlscale.training.fsdp.step import (
     backward,
     compute_loss_terms,
     compute_policy_terms,
+    computes_in_tiles,
     iterate_micros,
     optim_step,
     score_logprobs,
@@ -80,18 +81,20 @@ class FsdpPolicy:
     def _forward_backward(self, micros: Sequence[Microbatch], *, loss: PolicyLoss, metrics: MetricSums) -> None:
         """Accumulates the gradient over the micro-batches of a step."""
         for micro in iterate_micros(self.model, micros):
-            if loss.needs_logits:
+            if loss.reads_logits or (loss.has_teacher and not computes_in_tiles(self.model)):
                 logprobs, entropy, logits = compute_loss_terms(
                     self.model, micro, temperature=self._spec.temperature, entropy_grad=loss.entropy_grad
                 )
                 share = loss.compute(micro, logprobs=logprobs, entropy=entropy, logits=logits)
                 backward(share, micro, metrics=metrics)
                 continue
-            logprobs, entropy = compute_policy_terms(
+            terms = compute_policy_terms(
                 self.model,
                 micro,
                 temperature=self._spec.temperature,
                 entropy_grad=loss.entropy_grad,
                 recompute=self._spec.train.recompute_loss_function,
+                teacher=loss.teacher_request(micro),
             )
-            backward(loss.compute(micro, logprobs=logprobs, entropy=entropy), micro, metrics=metrics)
+            share = loss.compute(micro, logprobs=terms.logprobs, entropy=terms.entropy, teacher_kl=terms.teacher_kl)
+            backward(share, micro, metrics=metrics)

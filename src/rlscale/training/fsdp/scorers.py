@@ -7,9 +7,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from rlscale.config import uses_reference, uses_teacher
+from rlscale.errors import ConfigError, Problem
 from rlscale.training.fsdp.checkpoint import load_weights
 from rlscale.training.fsdp.model import copy_weights, has_shapes_of, load_sharded
 from rlscale.training.fsdp.step import score_logprobs
+from rlscale.training.fsdp.teacher import score_targets
+from rlscale.training.loss.teacher_targets import TargetOptions, TeacherTargets
+from rlscale.training.modules.logprob_head import has_product_logits
 from rlscale.training.modules.lora import adapters_off
 from rlscale.training.offload import Offloader
 from rlscale.training.roles import check_reference_update, check_teacher_vocabulary
@@ -76,12 +80,23 @@ class BaseReference:
 
 
 class FsdpTeacher(_FsdpScorer):
-    """A model of any architecture with the policy's token ids; see `ScoringRole`. It never changes."""
+    """A model of any architecture with the policy's token ids; see `TeacherRole`. It never changes."""
 
     def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
         super().__init__(spec, source, mesh=mesh)
         num_tokens, num_needed = self.model.config.vocab_size, policy.config.vocab_size
         check_teacher_vocabulary(source.path, num_tokens=num_tokens, num_needed=num_needed)
+        self._options = TargetOptions.from_algo(spec.algo, num_tokens=num_needed)
+        if self._options is not None and self._options.num_top is None and not has_product_logits(self.model):
+            rule = f"be top_k with a teacher of the type {self.model.config.model_type}"
+            fix = "set it to top_k; the logits of this teacher are changed after its output layer"
+            raise ConfigError([Problem(path="algo.opd_kl", rule=rule, value="full", fix=fix)])
+
+    def compute_targets(self, rollout: PackedRollout) -> tuple[Tensor, TeacherTargets | None]:
+        """See TeacherRole; a collective of all ranks."""
+        if self._options is None:
+            return self.compute_logprobs(rollout), None
+        return score_targets(self.model, rollout, temperature=self._temperature, options=self._options)
 
     @classmethod
     def from_spec(cls, spec: TrainerSpec, *, mesh: DeviceMesh, policy: PreTrainedModel) -> FsdpTeacher | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from rlscale.algo.linear_distillation import TeacherRequest
 from rlscale.algo.logprobs import logprobs_and_entropy, logprobs_from_logits
 from rlscale.algo.ragged import at_least_float32
 from rlscale.architectures.family import find_family
@@ -67,33 +69,63 @@ def _padded_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
     return logits.squeeze(0)
 
 
+class PolicyTerms(NamedTuple):
+    """Columns that the loss of the policy reads instead of logits, float32. [R] each"""
+
+    logprobs: Tensor
+    entropy: Tensor
+    teacher_kl: Tensor | None = None  # None: it is not computed in tiles
+
+
+def computes_in_tiles(model: PreTrainedModel) -> bool:
+    """Whether the output layer can return the columns of `PolicyTerms` instead of logits."""
+    return isinstance(output_layer(model), LogprobHead)
+
+
 def compute_policy_terms(
-    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Logprobs of the trainable tokens and the entropy at their positions. Both [R], float32.
+    model: PreTrainedModel,
+    micro: Microbatch,
+    *,
+    temperature: float,
+    entropy_grad: bool,
+    recompute: bool = False,
+    teacher: TeacherRequest | None = None,
+) -> PolicyTerms:
+    """Logprobs of the trainable tokens and the entropy at their positions, and where the model `computes_in_tiles` the
+    divergence from `teacher`, which has the entries of this rank.
 
     `recompute` keeps only the logits for the backward pass (a `LogprobHead` always does); the result is bitwise equal.
     With context parallelism this is a collective of the context group: every rank gets all R tokens and must compute
     the same loss from them.
     """
-    terms = _share_terms(model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute)
-    if micro.is_whole:
-        return terms
-    # Both columns in one collective.
-    logprobs, entropy = micro.gather_shards(torch.stack(terms, dim=-1)).unbind(dim=-1)
-    return logprobs, entropy if entropy_grad else entropy.detach()
+    columns = _share_terms(
+        model, micro, temperature=temperature, entropy_grad=entropy_grad, recompute=recompute, teacher=teacher
+    )
+    if not micro.is_whole:
+        # All columns in one collective.
+        columns = micro.gather_shards(torch.stack(columns, dim=-1)).unbind(dim=-1)
+    logprobs, entropy, *others = columns
+    return PolicyTerms(logprobs, entropy if entropy_grad else entropy.detach(), *others)
 
 
 def _share_terms(
-    model: PreTrainedModel, micro: Microbatch, *, temperature: float, entropy_grad: bool, recompute: bool
-) -> tuple[Tensor, Tensor]:
-    """`compute_policy_terms` of this rank's share."""
+    model: PreTrainedModel,
+    micro: Microbatch,
+    *,
+    temperature: float,
+    entropy_grad: bool,
+    recompute: bool,
+    teacher: TeacherRequest | None,
+) -> tuple[Tensor, ...]:
+    """The columns of `compute_policy_terms` for this rank's share."""
     head = output_layer(model)
     if isinstance(head, LogprobHead):
-        request = LogprobRequest(targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
+        request = LogprobRequest(
+            targets=micro.targets, temperature=temperature, entropy_grad=entropy_grad, teacher=teacher
+        )
         with head.requesting(request):
-            logprobs, entropy = compute_logits(model, micro).unbind(dim=-1)
-        return logprobs, entropy
+            return compute_logits(model, micro).unbind(dim=-1)
+    assert teacher is None, "the divergence is computed from the logits"
     logits = compute_logits(model, micro)
     terms = partial(logprobs_and_entropy, targets_T=micro.targets, temperature=temperature, entropy_grad=entropy_grad)
     logprobs, entropy = (
@@ -124,7 +156,7 @@ def compute_loss_terms(
 
 def _logprobs(model: PreTrainedModel, micro: Microbatch, *, temperature: float) -> Tensor:
     if isinstance(output_layer(model), LogprobHead):
-        return compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False)[0]
+        return compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False).logprobs
     logits = compute_logits(model, micro)
     logprobs = logprobs_from_logits(logits, targets_T=micro.targets, temperature=temperature)
     return micro.gather_shards(_with_engine_values(model, logprobs, logits, micro=micro, temperature=temperature))
@@ -154,7 +186,7 @@ def score_logprobs(
         if entropies is None:
             logprobs = _logprobs(model, micro, temperature=temperature)
         else:
-            logprobs, entropy = compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False)
+            logprobs, entropy, _ = compute_policy_terms(model, micro, temperature=temperature, entropy_grad=False)
             entropies.add({"rollout/entropy": micro.layout.sum_and_count(entropy)})
         write_microbatch(column, micro, logprobs.cpu())
     reshard(model)

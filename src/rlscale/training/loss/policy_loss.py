@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import logprob_difference
+from rlscale.algo.linear_distillation import TeacherRequest
 from rlscale.config import LossType
 from rlscale.config.groups.algo import has_teacher_loss
 from rlscale.config.user_functions import reads_logits
 from rlscale.training.loss.column_outputs import add_trajectory_mean
+from rlscale.training.loss.teacher_targets import kl_of_logits
 from rlscale.training.loss.token_loss import StepReduction, TokenInputs, compute_custom_weights, compute_token_losses
 from rlscale.training.metrics import MetricSums
 from rlscale.training.packing.microbatch import Microbatch
@@ -50,7 +52,8 @@ class PolicyLoss:
             max_response_len=spec.max_response_len,
         )
         path = spec.algo.custom_loss_function_path if spec.algo.loss_type == LossType.custom_loss else None
-        self.needs_logits = has_teacher_loss(spec.algo) or (path is not None and reads_logits(path))
+        self.reads_logits = path is not None and reads_logits(path)
+        self.has_teacher = has_teacher_loss(spec.algo)
         # Without a separate pass for old logprobs, those of the first step are the old ones: no weight has changed.
         has_old_pass = columns.old_logprobs is not None and columns.old_logprobs is not columns.rollout_logprobs
         is_first_step = step == 0 and columns.is_first_pass
@@ -63,16 +66,36 @@ class PolicyLoss:
         """True where the entropy is part of the loss."""
         return self._spec.algo.entropy_coef != 0
 
-    def compute(self, micro: Microbatch, *, logprobs: Tensor, entropy: Tensor, logits: Tensor | None = None) -> Tensor:
+    def teacher_request(self, micro: Microbatch) -> TeacherRequest | None:
+        """The teacher at the entries of a micro-batch, for an output layer in tiles; None: there is no such loss."""
+        targets, direction = self._columns.teacher, self._spec.algo.opd_direction
+        if not self.has_teacher:
+            return None
+        assert targets is not None, "the pass of the teacher comes first"
+        return TeacherRequest(rows=targets.take(micro), direction=direction)
+
+    def compute(
+        self,
+        micro: Microbatch,
+        *,
+        logprobs: Tensor,
+        entropy: Tensor,
+        teacher_kl: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> Tensor:
         """The micro-batch's share of the loss of the step, with gradient; adds up its metrics.
 
         Args:
             micro: of this rank.
             logprobs: of the policy. [R]
             entropy: of the policy. [R]
-            logits: of the policy, divided by the temperature; only where `needs_logits`. [R, V]
+            teacher_kl: divergence from the teacher where `has_teacher`; None: it is computed from the logits. [R]
+            logits: of the policy, divided by the temperature; only where `reads_logits`, or without `teacher_kl`.
+                [R, V]
         """
         rollout, columns, layout = self._rollout, self._columns, micro.layout
+        if self.has_teacher and teacher_kl is None:
+            teacher_kl = self._kl_of_logits(micro, logits)
         inputs = TokenInputs(
             old_logprobs=take_microbatch(columns.old_logprobs, micro),
             rollout_logprobs=take_microbatch(columns.rollout_logprobs, micro),
@@ -80,8 +103,7 @@ class PolicyLoss:
             advantages=take_microbatch(columns.advantages, micro),
             logits=logits,
             mean_weight_factor=columns.mean_weight_factor,
-            teacher_top_ids=_take_top(rollout, "top_ids", micro),
-            teacher_top_logprobs=_take_top(rollout, "top_logprobs", micro),
+            teacher_kl=teacher_kl,
         )
         losses, sums = compute_token_losses(
             self._spec.algo,
@@ -100,6 +122,17 @@ class PolicyLoss:
             rollout.metrics.add({"rollout/entropy": layout.sum_and_count(entropy)})
         samples = torch.from_numpy(micro.sample_indices).to(logprobs.device)
         return self._reduction.reduce(losses, layout=layout, samples=samples)
+
+    def _kl_of_logits(self, micro: Microbatch, logits: Tensor | None) -> Tensor:
+        targets = self._columns.teacher
+        assert targets is not None and logits is not None, "the pass of the teacher comes first"
+        return kl_of_logits(
+            targets.take(micro, per_entry=False),
+            logits,
+            mask=micro.layout.mask_T,
+            temperature=self._spec.temperature,
+            direction=self._spec.algo.opd_direction,
+        )
 
 
 def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Microbatch, *, logprobs: Tensor) -> None:
@@ -126,13 +159,6 @@ def add_eval_loss(rollout: PackedRollout, column: Tensor) -> None:
     for micro in rollout.all_micros:
         logprobs = column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
         rollout.metrics.add({"loss": micro.layout.sum_and_count(-logprobs)})
-
-
-def _take_top(rollout: PackedRollout, name: str, micro: Microbatch) -> Tensor | None:
-    """Entries of a column of the teacher's most likely tokens; None: the batch has none. [R, K]"""
-    teacher = rollout.batch.teacher
-    column = None if teacher is None else teacher.columns().get(name)
-    return None if column is None else torch.from_numpy(column[micro.batch_rows]).to(micro.targets.device)
 
 
 def _custom_weights(

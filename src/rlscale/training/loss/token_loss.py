@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.corrections import decoupled_weights
-from rlscale.algo.distillation import teacher_kl
 from rlscale.algo.kl import kl_estimate
 from rlscale.algo.losses import POLICY_LOSSES, ClipRange, sft_loss
 from rlscale.algo.off_policy import off_policy_mask
@@ -46,8 +45,7 @@ class TokenInputs:
     advantages: Tensor | None = None
     logits: Tensor | None = None  # [R, V] of the policy, for a loss of the user that reads them
     mean_weight_factor: float = 1.0  # scales off-policy weights to a mean of 1 over the rollout
-    teacher_top_ids: Tensor | None = None  # [R, K] most likely tokens of the teacher
-    teacher_top_logprobs: Tensor | None = None  # [R, K] by the teacher
+    teacher_kl: Tensor | None = None  # divergence from the teacher, with gradient
 
 
 def compute_step_denominators(*, counts_S: Tensor, trajectory_ids_S: Tensor, in_step_S: Tensor) -> Tensor:
@@ -144,7 +142,8 @@ def compute_token_losses(
         if algo.kl_loss_coef:
             losses = losses + algo.kl_loss_coef * kl
     if has_teacher_loss(algo):
-        gap = _teacher_kl(algo, inputs=inputs, layout=layout)
+        assert inputs.teacher_kl is not None, "the divergence comes with the logprobs"
+        gap = zero_masked(inputs.teacher_kl, mask_T=layout.mask_T)
         sums["teacher_kl"] = layout.sum_and_count(gap)
         losses = losses + algo.opd_kl_coef * gap
     if entropy is not None:
@@ -223,7 +222,7 @@ def _custom_loss(
         entropy=entropy,
     )
     function = load_user_function("algo.custom_loss_function_path", path, LossFunction, custom=custom)
-    # The divergence from a teacher needs logits, too, which a loss without that parameter does not accept.
+    # A model that computes no tiles gives logits for the divergence from a teacher, too.
     given = {} if inputs.logits is None or not reads_logits(path) else {LOGITS: inputs.logits}
     returned, metrics = check_pair(function(logprobs, tokens, **given), path=path, what="loss")
     losses = check_column(returned, name=f"the loss of {path}", layout=layout)
@@ -249,15 +248,6 @@ def _kl(algo: AlgoConfig, *, logprobs: Tensor, inputs: TokenInputs, layout: Toke
     )
     return kl_estimate(
         logprobs, ref_logprobs_T=ref, kind=algo.kl_loss_type, old_logprobs_T=old if algo.use_unbiased_kl else None
-    )
-
-
-def _teacher_kl(algo: AlgoConfig, *, inputs: TokenInputs, layout: TokenLayout) -> Tensor:
-    """Divergence from the teacher at every trainable token, 0 elsewhere. [R]"""
-    ids, logprobs = inputs.teacher_top_ids, inputs.teacher_top_logprobs
-    assert inputs.logits is not None and ids is not None and logprobs is not None, "the batch has the teacher's tokens"
-    return teacher_kl(
-        inputs.logits, top_ids_TK=ids, top_logprobs_TK=logprobs, mask_T=layout.mask_T, direction=algo.opd_direction
     )
 
 

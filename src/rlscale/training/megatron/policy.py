@@ -110,11 +110,17 @@ def _stage_loss(
     micro: Microbatch, hidden: Tensor, decoder: MegatronDecoder, *, head: OutputHead, loss: PolicyLoss
 ) -> Tensor:
     """The micro-batch's share of the policy's loss, from its hidden states."""
-    if loss.needs_logits:
+    if loss.reads_logits:
         logprobs, entropy, logits = head.loss_terms(
             hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
         )
         return loss.compute(micro, logprobs=logprobs, entropy=entropy, logits=logits)
+    teacher = loss.teacher_request(micro)
+    if teacher is not None:
+        logprobs, entropy, teacher_kl = head.distillation_terms(
+            hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad, teacher=teacher
+        )
+        return loss.compute(micro, logprobs=logprobs, entropy=entropy, teacher_kl=teacher_kl)
     logprobs, entropy = head.logprobs_and_entropy(
         hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
     )

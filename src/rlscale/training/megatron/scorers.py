@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS
 from rlscale.config import MegatronConfig, ModelConfig, uses_reference, uses_teacher
 from rlscale.config.groups.megatron import RopeType
+from rlscale.training.loss.teacher_targets import TargetOptions, TeacherTargets
 from rlscale.training.megatron.checkpoint.dist_checkpoint import load_weights, save_weights
 from rlscale.training.megatron.hf_mapping.load_hf import load_hf
 from rlscale.training.megatron.hooks import call_before_logprobs
@@ -25,6 +26,7 @@ from rlscale.training.megatron.policy import MegatronPolicy
 from rlscale.training.megatron.policy_snapshots import HostWeights
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.step import score_logprobs
+from rlscale.training.megatron.teacher import VocabRows, score_targets
 from rlscale.training.offload import Offloader
 from rlscale.training.roles import check_reference_update, check_teacher_vocabulary
 from rlscale.training.rollout_state import PackedRollout
@@ -64,6 +66,16 @@ class FrozenModel:
         with self.loaded():
             call_before_logprobs(self._spec, self.model.chunks, role=self._role)
             return score_logprobs(self.model, rollout, dims=self._dims, head=self._head)
+
+    def compute_targets(
+        self, rollout: PackedRollout, *, options: TargetOptions, policy_rows: VocabRows
+    ) -> tuple[Tensor, TeacherTargets | None]:
+        """`compute_logprobs`, with what a divergence over tokens reads; see `score_targets`."""
+        with self.loaded():
+            call_before_logprobs(self._spec, self.model.chunks, role=self._role)
+            return score_targets(
+                self.model, rollout, dims=self._dims, head=self._head, options=options, policy_rows=policy_rows
+            )
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
@@ -149,8 +161,8 @@ class MegatronBaseReference:
 class MegatronTeacher:
     """The teacher of on-policy distillation: any architecture that Megatron-core supports, with the policy's tokens."""
 
-    def __init__(self, frozen: FrozenModel) -> None:
-        self.frozen = frozen
+    def __init__(self, frozen: FrozenModel, *, options: TargetOptions | None, policy_rows: VocabRows) -> None:
+        self.frozen, self._options, self._policy_rows = frozen, options, policy_rows
 
     @classmethod
     def from_spec(cls, *, policy: MegatronModel, rank: MegatronRank) -> MegatronTeacher | None:
@@ -161,15 +173,18 @@ class MegatronTeacher:
         frozen = FrozenModel(spec.teacher, role="teacher", policy=policy, rank=rank)
         num_tokens, num_needed = frozen.model.architecture.vocab_size, policy.architecture.vocab_size
         check_teacher_vocabulary(spec.teacher.path, num_tokens=num_tokens, num_needed=num_needed)
-        return cls(frozen)
+        options = TargetOptions.from_algo(spec.algo, num_tokens=num_needed)
+        return cls(frozen, options=options, policy_rows=VocabRows.from_model(policy, rank.dims))
 
     def add_to(self, offloader: Offloader, *, name: str) -> None:
         """See ModelRole."""
         self.frozen.add_to(offloader, name=name)
 
-    def compute_logprobs(self, rollout: PackedRollout) -> Tensor:
-        """See ScoringRole."""
-        return self.frozen.compute_logprobs(rollout)
+    def compute_targets(self, rollout: PackedRollout) -> tuple[Tensor, TeacherTargets | None]:
+        """See TeacherRole."""
+        if self._options is None:
+            return self.frozen.compute_logprobs(rollout), None
+        return self.frozen.compute_targets(rollout, options=self._options, policy_rows=self._policy_rows)
 
 
 def is_same_architecture(path: str, other: str) -> bool:

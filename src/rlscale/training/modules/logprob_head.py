@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from rlscale.algo.linear_distillation import TeacherRequest, logprobs_and_teacher_kl
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.architectures.family import find_family
 from rlscale.errors import ConfigError, Problem
@@ -32,10 +33,13 @@ class LogprobRequest:
     targets: Tensor  # [R]
     temperature: float
     entropy_grad: bool
+    teacher: TeacherRequest | None = None  # None: no divergence is computed
 
 
 class LogprobHead(OneDnnLinear):
     """Output layer. Inside `requesting` it returns logprobs and entropies [1, R, 2], float32, else logits [1, R, V].
+
+    With a teacher in the request, the divergence from it is a third column.
 
     The layer itself computes them because only in its forward pass are the weights of a sharded model gathered.
     """
@@ -49,14 +53,20 @@ class LogprobHead(OneDnnLinear):
             return super().forward(input)
         vocab_size, _ = self.weight.shape
         options = HeadOptions(
-            chunk_tokens=self.chunk_tokens or max(1, TILE_ELEMENTS[input.device.type] // vocab_size),
+            chunk_tokens=tile_tokens(self, device=input.device),
             temperature=request.temperature,
             entropy_grad=request.entropy_grad,
             product=product,
         )
-        both = logprobs_from_hidden(input.squeeze(0), self.weight, targets_T=request.targets, options=options)
+        hidden, targets = input.squeeze(0), request.targets
+        columns: tuple[Tensor, ...]
+        if request.teacher is None:
+            columns = logprobs_from_hidden(hidden, self.weight, targets_T=targets, options=options)
+        else:
+            teacher = request.teacher.on_vocabulary(vocab_size)
+            columns = logprobs_and_teacher_kl(hidden, self.weight, targets_T=targets, request=teacher, options=options)
         # A new tensor, not a view: FSDP warns about views of its outputs.
-        return torch.stack([each.unsqueeze(0) for each in both], dim=-1)
+        return torch.stack([each.unsqueeze(0) for each in columns], dim=-1)
 
     @contextmanager
     def requesting(self, request: LogprobRequest) -> Iterator[None]:
@@ -66,6 +76,12 @@ class LogprobHead(OneDnnLinear):
             yield
         finally:
             self.request = None
+
+
+def tile_tokens(head: nn.Linear, *, device: torch.device) -> int:
+    """Tokens whose logits exist at a time: those of a LogprobHead, or as many as fit `TILE_ELEMENTS`."""
+    given = head.chunk_tokens if isinstance(head, LogprobHead) else None
+    return given or max(1, TILE_ELEMENTS[device.type] // head.weight.shape[0])
 
 
 @contextmanager
@@ -90,8 +106,7 @@ def replace_with_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1)
         ConfigError: `chunk_tokens` is set, and the logits of this model cannot be computed in chunks.
     """
     head, is_set = output_layer(model), chunk_tokens > 0
-    plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
-    if not plain or not find_family(model.config.model_type).chunked_logits:
+    if not has_product_logits(model):
         if is_set:
             rule = f"be -1 with a model of the type {model.config.model_type}"
             fix = "its logits are changed after the output layer; lower batch.max_tokens_per_gpu instead"
@@ -105,6 +120,13 @@ def replace_with_logprob_head(model: PreTrainedModel, *, chunk_tokens: int = -1)
     head.__class__ = LogprobHead
     head.chunk_tokens = chunk_tokens if is_set else None  # type: ignore[assignment]  # now a LogprobHead
     return True
+
+
+def has_product_logits(model: PreTrainedModel) -> bool:
+    """Whether the logits are the product of hidden states and the weight of the output layer, and nothing else."""
+    head = output_layer(model)
+    plain = isinstance(head, nn.Linear) and getattr(head, "bias", None) is None
+    return plain and find_family(model.config.model_type).chunked_logits
 
 
 def output_layer(model: PreTrainedModel) -> nn.Module | None:

@@ -72,6 +72,16 @@ class Microbatch:
         """Whether the entries of `logit_rows` are the R tokens."""
         return self.shard is None and self.entries is None
 
+    def entry_rows(self) -> Tensor:
+        """Index into R of one token for each entry of `logit_rows`. [U]"""
+        if self.entries is not None:
+            return self.entries.pick
+        if self.shard is None:
+            return torch.arange(len(self.targets), device=self.targets.device)
+        # A rank that computes no token has one entry, which is not used.
+        own = self.shard.own
+        return own if len(own) else own.new_zeros(len(self.targets))
+
     def gather_shards(self, entries: Tensor) -> Tensor:
         """Column of all R tokens from the entries of `logit_rows`; a collective of the context group, if any."""
         if self.entries is not None:

@@ -89,28 +89,20 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"algo.opd_kl_coef": 0.5, "data.teacher_by_source": {"math*": "http://127.0.0.1:30000"}},
     ),
     (
-        "divergences_over_tokens_need_a_server",
-        {"algo.opd_kl_coef": 0.5, "algo.opd_kl": "top_k", "model.teacher_load": "/teacher"},
-        "algo.opd_kl must be sampled with model.teacher_load, got top_k; remove it, or serve the teacher and set "
-        "model.teacher_url instead of model.teacher_load",
-        {"algo.opd_kl_coef": 0.5, "algo.opd_kl": "top_k", "model.teacher_url": "http://127.0.0.1:30000"},
-    ),
-    (
-        "divergences_over_tokens_need_all_logits",
+        "whole_distributions_of_a_loaded_teacher_need_its_output_layer",
         {
             "algo.opd_kl_coef": 0.5,
             "algo.opd_kl": "full",
-            "model.teacher_url": "http://127.0.0.1:30000",
-            "train.backend": "megatron",
-            "megatron.tensor_model_parallel_size": 2,
+            "model.teacher_load": "/teacher",
+            "train.true_on_policy_mode": True,
         },
-        "megatron.tensor_model_parallel_size must be 1 with algo.opd_kl=full, got 2; set it to 1, or set "
-        "algo.opd_kl=sampled",
+        "algo.opd_kl must not be full with model.teacher_load and train.true_on_policy_mode, got full; set it to "
+        "top_k, or set train.true_on_policy_mode=false",
         {
             "algo.opd_kl_coef": 0.5,
-            "algo.opd_kl": "full",
-            "model.teacher_url": "http://127.0.0.1:30000",
-            "train.backend": "megatron",
+            "algo.opd_kl": "top_k",
+            "model.teacher_load": "/teacher",
+            "train.true_on_policy_mode": True,
         },
     ),
     (

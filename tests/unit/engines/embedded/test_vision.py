@@ -64,8 +64,8 @@ def response_logprobs(folder: str, batch: TrainBatch, num_samples: int, weights:
     processor = load_image_processor(folder)
     micro = pack(batch, range(num_samples), device=torch.device("cpu"), share_prompts=True, processor=processor)
     with torch.no_grad():
-        terms, _ = compute_policy_terms(model, micro, temperature=1.0, entropy_grad=False)
-    return terms.numpy()
+        terms = compute_policy_terms(model, micro, temperature=1.0, entropy_grad=False)
+    return terms.logprobs.numpy()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -8,6 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlscale.algo.linear_distillation import HiddenTeacher, TeacherRequest, TopTeacher
+from rlscale.algo.linear_logprobs import HeadOptions, top_logprobs_from_hidden
 from rlscale.config import ComputeDtype, ModelBuild, ModelConfig
 from rlscale.errors import ConfigError
 from rlscale.models.hf_models import load_causal_lm
@@ -47,8 +49,8 @@ def test_logprobs_and_gradients_are_those_of_plain_logits(large_vocabulary: str,
     ]
     assert replace_with_logprob_head(models[0])
     found = [compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad) for model in models]
-    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
-    for logprobs, entropy in found:
+    torch.testing.assert_close(found[0][:2], found[1][:2], atol=1e-5, rtol=1e-5)
+    for logprobs, entropy, _ in found:
         (logprobs.sum() + (entropy.square().sum() if entropy_grad else 0.0)).backward()
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-3, rtol=1e-4)
@@ -76,9 +78,30 @@ def test_logits_of_all_tokens_never_exist(large_vocabulary: str, entropy_grad: b
     # Chunks of 8 tokens: no tensor has logits of more.
     num_tokens = len(micro.targets)
     with MaxColumns(num_tokens) as seen:
-        logprobs, entropy = compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
+        logprobs, entropy, _ = compute_policy_terms(model, micro, temperature=0.8, entropy_grad=entropy_grad)
         (logprobs.sum() + entropy.sum()).backward()
     assert 0 < seen.most * num_tokens <= 8 * (MIN_VOCABULARY + 1)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_logits_of_all_tokens_of_a_teacher_never_exist(large_vocabulary: str, is_full: bool) -> None:
+    micro = pack(BATCH, range(len(RAGGED)), device=torch.device("cpu"))
+    model = load_causal_lm(large_vocabulary, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    assert replace_with_logprob_head(model, chunk_tokens=8)
+    num_tokens, vocab_size = len(micro.targets), model.config.vocab_size
+    hidden, table = torch.randn(num_tokens, 16), torch.randn(vocab_size, 16)
+    options = HeadOptions(chunk_tokens=8)
+    with MaxColumns(num_tokens) as seen:
+        ids, logits, norms = top_logprobs_from_hidden(hidden, table, num_top=4, options=options)
+        top = TopTeacher(ids_TK=ids, logprobs_TK=logits - norms[:, None])
+        teacher = TeacherRequest(rows=HiddenTeacher(hidden_TG=hidden, weight_VG=table) if is_full else top)
+        terms = compute_policy_terms(model, micro, temperature=1.0, entropy_grad=False, teacher=teacher)
+        assert terms.teacher_kl is not None
+        terms.teacher_kl.sum().backward()
+    assert 0 < seen.most * num_tokens <= 8 * vocab_size
+    expected = torch.log_softmax(hidden @ table.T, dim=-1).topk(4, dim=-1)
+    torch.testing.assert_close(top.logprobs_TK, expected.values, atol=1e-5, rtol=1e-5)
+    assert torch.equal(top.ids_TK, expected.indices)
 
 
 def test_a_small_vocabulary_and_unknown_architectures_keep_their_logits(model_path: str, large_vocabulary: str) -> None:

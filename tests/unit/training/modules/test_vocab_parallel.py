@@ -9,6 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.algo.linear_distillation import (
+    DenseTeacher,
+    HiddenTeacher,
+    TeacherRequest,
+    TeacherRows,
+    TopTeacher,
+    logprobs_and_teacher_kl,
+)
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
 from rlscale.training.modules.vocab_parallel import make_vocab_shard
@@ -58,3 +66,39 @@ def test_two_parts_equal_the_whole(dtype: torch.dtype, atol: float, scale: float
         torch.testing.assert_close(got[:3], expected[:3], atol=atol * scale, rtol=1e-5)
     torch.testing.assert_close(torch.cat([got[3] for got in found]), expected[3], atol=atol * scale, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(found[0][:3], found[1][:3], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["hidden", "dense", "top", "all"])
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_the_divergence_from_a_teacher_on_two_parts_is_that_of_the_whole(kind: str, direction: str) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(T, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)
+    other, table = torch.randn(T, 4, dtype=torch.float64), torch.randn(V, 4, dtype=torch.float64)
+    targets, slope = torch.randint(V, (T,)), torch.randn(T, dtype=torch.float64)
+    log_q = torch.log_softmax(other @ table.T / 0.7, dim=-1)
+    top, ids = log_q.topk(V if kind == "all" else 6, dim=-1)
+
+    def teacher(first: int, last: int) -> TeacherRows:
+        if kind == "hidden":
+            return HiddenTeacher(hidden_TG=other, weight_VG=table[first:last])
+        if kind == "dense":
+            return DenseTeacher(logprobs_TV=log_q)
+        return TopTeacher(ids_TK=ids, logprobs_TK=top, has_others=kind == "top")
+
+    def results(first: int, last: int, options: HeadOptions) -> tuple[Tensor, ...]:
+        own, rows = hidden.clone().requires_grad_(), weight[first:last].clone().requires_grad_()
+        request = TeacherRequest(rows=teacher(first, last), direction=direction)
+        *_, kl = logprobs_and_teacher_kl(own, rows, targets_T=targets, request=request, options=options)
+        (kl @ slope).backward()  # type: ignore[no-untyped-call]
+        assert own.grad is not None and rows.grad is not None
+        return kl.detach(), own.grad, rows.grad
+
+    def part(rank: int, group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+        first, last = SPLITS[rank]
+        shard = make_vocab_shard(group, first=first)
+        return results(first, last, HeadOptions(chunk_tokens=3, temperature=0.7, shard=shard))
+
+    expected, found = results(0, V, HeadOptions(chunk_tokens=100, temperature=0.7)), on_two_ranks(part)
+    for got in found:
+        torch.testing.assert_close(got[:2], expected[:2], atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(torch.cat([got[2] for got in found]), expected[2], atol=1e-12, rtol=1e-9)

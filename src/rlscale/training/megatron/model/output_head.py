@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.algo.linear_distillation import TeacherRequest, logprobs_and_teacher_kl
 from rlscale.algo.linear_logprobs import HeadOptions, logprobs_from_hidden
 from rlscale.algo.logprobs import logprobs_and_entropy
 from rlscale.algo.ragged import at_least_float32
@@ -61,6 +62,23 @@ class OutputHead:
         logprobs, entropy = micro.gather_shards(torch.stack(both, dim=-1)).unbind(dim=-1)
         return logprobs, entropy if entropy_grad else entropy.detach()
 
+    def distillation_terms(
+        self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool, teacher: TeacherRequest
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logprobs and entropy as `logprobs_and_entropy`, and the divergence from a teacher. [R] each, float32.
+
+        `teacher` has the entries of this rank, and of its whole distribution the tokens of this rank's rows.
+        """
+        columns = logprobs_and_teacher_kl(
+            hidden.flatten(0, 1).index_select(0, micro.logit_rows),
+            weight[: self._num_rows(weight)],
+            targets_T=micro.targets,
+            request=teacher.on_vocabulary(self.vocab_size),
+            options=self.options(hidden, num_rows=len(weight), entropy_grad=entropy_grad),
+        )
+        logprobs, entropy, teacher_kl = micro.gather_shards(torch.stack(columns, dim=-1)).unbind(dim=-1)
+        return logprobs, entropy if entropy_grad else entropy.detach(), teacher_kl
+
     def entries(
         self, hidden: Tensor, weight: Tensor, *, rows: Tensor, targets: Tensor, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -69,16 +87,23 @@ class OutputHead:
         A collective of the ranks that divide the vocabulary. `rows` and `targets` are as in `Microbatch`, the other
         arguments as in `logprobs_and_entropy`.
         """
-        # The last ranks may have padding rows, or nothing else; those take no part in the softmax.
-        own = weight[: max(min(len(weight), self.vocab_size - self.first_token), 0)]
-        tile = TILE_ELEMENTS[hidden.device.type] // len(weight)
-        options = HeadOptions(
+        options = self.options(hidden, num_rows=len(weight), entropy_grad=entropy_grad)
+        chosen, own = hidden.flatten(0, 1).index_select(0, rows), weight[: self._num_rows(weight)]
+        return logprobs_from_hidden(chosen, own, targets_T=targets, options=options)
+
+    def _num_rows(self, weight: Tensor) -> int:
+        """Rows without padding: the last ranks may have padding rows, or nothing else, outside of the softmax."""
+        return max(min(len(weight), self.vocab_size - self.first_token), 0)
+
+    def options(self, hidden: Tensor, *, num_rows: int, entropy_grad: bool = False) -> HeadOptions:
+        """Options of the tiled logprobs for an output layer of `num_rows` on this rank."""
+        tile = TILE_ELEMENTS[hidden.device.type] // num_rows
+        return HeadOptions(
             chunk_tokens=self.chunk_tokens if self.chunk_tokens > 0 else max(1, tile),
             temperature=self.temperature,
             entropy_grad=entropy_grad,
             shard=None if self.group is None else make_vocab_shard(self.group, first=self.first_token),
         )
-        return logprobs_from_hidden(hidden.flatten(0, 1).index_select(0, rows), own, targets_T=targets, options=options)
 
     def loss_terms(
         self, hidden: Tensor, weight: Tensor, *, micro: Microbatch, entropy_grad: bool
