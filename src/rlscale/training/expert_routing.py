@@ -72,7 +72,7 @@ class RoutingReplay(ABC):
             hook.replay = self
         self._device, self._groups = device, groups
         self._counts = torch.zeros(3, dtype=torch.int64)  # positions; of these replayed; of these differing
-        self._is_counted = np.zeros(1, dtype=bool)  # by row of the batch; the last entry is for padding (row -1)
+        self._is_counted = np.zeros(0, dtype=bool)  # by row of the batch
 
     @abstractmethod
     def recording(self, rollout: PackedRollout) -> AbstractContextManager[None]:
@@ -106,16 +106,17 @@ class RoutingReplay(ABC):
     def _start_counting(self, rollout: PackedRollout) -> None:
         """Selects the tokens that metrics count: all but the last of each sample, which predicts nothing."""
         batch = rollout.batch
-        self._is_counted = np.ones(len(batch.tokens) + 1, dtype=bool)
+        self._is_counted = np.ones(len(batch.tokens), dtype=bool)
         self._is_counted[batch.offsets[1:] - 1] = False
-        self._is_counted[-1] = False
 
-    def _replace(self, given: Tensor, own: Tensor, *, is_known: Tensor, rows: Int64) -> Tensor:
+    def _replace(self, given: Tensor, own: Tensor, *, is_known: Tensor, tokens: TokenRows) -> Tensor:
         """The given experts where they are known and differ from the own ones, which are counted. [T, K]"""
         # The order of a token's experts has no meaning, so compare them sorted.
         differs = (given.sort(dim=-1).values != own.sort(dim=-1).values).any(dim=-1) & is_known
-        counted = torch.from_numpy(self._is_counted[rows]).to(own.device)
-        counts = [counted.sum(), (counted & is_known).sum(), (counted & differs).sum()]
+        # A position counts once for each sample that has it: sharing of prefixes changes no metric.
+        copies = np.bincount(tokens.places, weights=self._is_counted[tokens.rows], minlength=len(tokens.at))
+        counted = torch.from_numpy(copies.astype(np.int64)).to(own.device)
+        counts = [counted.sum(), counted[is_known].sum(), counted[differs].sum()]
         self._counts = self._counts.to(own.device) + torch.stack(counts)
         # Equal sets keep the router's order: another order would change the rounding of the weighted sum.
         return torch.where(differs[:, None], given, own)
@@ -169,7 +170,7 @@ class PolicyRoutingReplay(RoutingReplay):
         recorded = self._recorded[hook.index][torch.from_numpy(np.maximum(indices, 0))].long()
         recorded[torch.from_numpy(indices < 0)] = 0
         recorded = recorded.to(own.device)
-        return self._replace(recorded - 1, own, is_known=(recorded > 0).all(dim=-1), rows=tokens.at)
+        return self._replace(recorded - 1, own, is_known=(recorded > 0).all(dim=-1), tokens=tokens)
 
     def _merge_ranks(self) -> None:
         """Merges the records of ranks that divide samples: each has only its own positions."""
@@ -226,16 +227,17 @@ class EngineRoutingReplay(RoutingReplay):
     def choose(self, hook: RouterHook, own: Tensor) -> Tensor | None:
         if not self._is_active:
             return None
-        rows = _token_rows(hook).at
+        tokens = _token_rows(hook)
+        rows = tokens.at
         if self._routes is None:
             is_known = torch.zeros(len(own), dtype=torch.bool, device=own.device)
-            return self._replace(own, own, is_known=is_known, rows=rows)
+            return self._replace(own, own, is_known=is_known, tokens=tokens)
         # An unknown expert has the largest id of the dtype, above every expert of the model.
         ids = self._routes[np.maximum(rows, 0), hook.layer].astype(np.int64)
         ordered = np.sort(ids, axis=1)
         is_valid = (rows >= 0) & (ordered[:, -1] < hook.num_experts) & (np.diff(ordered, axis=1) > 0).all(axis=1)
         given, is_known = torch.from_numpy(ids).to(own.device), torch.from_numpy(is_valid).to(own.device)
-        return self._replace(given, own, is_known=is_known, rows=rows)
+        return self._replace(given, own, is_known=is_known, tokens=tokens)
 
     def _check_shape(self, routes: RouteIds) -> None:
         shapes = {(self._num_layers, hook.num_chosen) for hook in self.hooks}

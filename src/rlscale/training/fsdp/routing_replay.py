@@ -90,15 +90,12 @@ class _Choosing(TorchFunctionMode):
         if func not in _TOPK:
             return result
         scores: Tensor = args[0] if args else (kwargs or {})["input"]
+        hook, own = self._hook, result[1]
         # A choice among groups of experts has another shape.
-        if (
-            scores.dim() != 2
-            or scores.shape[1] != self._hook.num_experts
-            or result[1].shape[1] != self._hook.num_chosen
-        ):
+        if (scores.dim(), scores.shape[-1], own.shape[-1]) != (2, hook.num_experts, hook.num_chosen):
             return result
         self.num_choices += 1
-        chosen = self._hook.choose(result[1])
+        chosen = hook.choose(own)
         return result if chosen is None else type(result)((scores.gather(1, chosen), chosen))
 
 

@@ -115,14 +115,10 @@ class SampleRows:
         return self.trainable + np.repeat(self.offsets - self.starts, self._num_trainable())
 
     def token_rows(
-        self, places_E: Int64, *, num_places: int, is_here_E: npt.NDArray[np.bool_] | None = None
+        self, places_E: Int64, *, num_places: int, is_here_E: npt.NDArray[np.bool_] | bool = True
     ) -> TokenRows:
-        """Rows of the batch by position, where `places_E` are the positions that compute the tokens on this rank.
-
-        `is_here_E`: tokens that this rank computes; None: all.
-        """
-        is_here = np.full(len(self.tokens), not self.is_placeholder)
-        is_here = is_here if is_here_E is None else is_here & is_here_E
+        """Rows of the batch by position of this rank, which computes the tokens `is_here_E` at `places_E`."""
+        is_here = np.full(len(self.tokens), not self.is_placeholder) & is_here_E
         return TokenRows.from_places(self.batch_rows[is_here], places_E[is_here], num_places=num_places)
 
     def layout(self, device: torch.device) -> TokenLayout:
