@@ -139,5 +139,7 @@ def test_the_cases_reach_the_intended_code(alone: Any) -> None:
     numbers = {name: alone(name)[1][0]["numbers"] for name in EXACT}
     assert numbers["gspo"]["opsm_maskfrac"] > 0
     assert 0 < numbers["whole_rollout"]["mis_vetofrac"] < 1
+    assert all(numbers[name]["routes/replayed"] == 1 for name in ("engine_routes", "policy_routes"))
+    assert numbers["engine_routes"]["routes/differing"] > 0.5 and numbers["policy_routes"]["routes/differing"] > 0
     # The reference is where the policy began.
     assert alone("whole_rollout")[1][1]["numbers"]["rollout/kl"] > 1e-4
