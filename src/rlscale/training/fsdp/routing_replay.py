@@ -1,4 +1,4 @@
-"""Hooks in the routers of transformers for routing replay; see `rlscale.training.expert_routing`.
+"""Hooks in the routers of transformers for routing replay; see `rlscale.training.modules.expert_routing`.
 
     router.forward ─ scores of the experts ─ topk ──┬── choice of the router ──┐
                                                     └── replayed experts ──────┴─ scores at the experts ─ weights
@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from rlscale.config import AlgoConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.distributed import RankGrid
-from rlscale.training.expert_routing import RouterHook, RoutingReplay, make_routing_replay, replayed_key
 from rlscale.training.fsdp.model import decoder_layers
+from rlscale.training.modules.expert_routing import RouterHook, RoutingReplay, make_routing_replay, replayed_key
 
 _TOPK = (torch.topk, torch.Tensor.topk)
 

@@ -20,9 +20,9 @@ from rlscale.architectures.family import find_family
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import computes_as_engine, engine_logprobs, with_values
-from rlscale.training.expert_routing import RoutingReplay
 from rlscale.training.fsdp.model import reshard, sync_gradients
 from rlscale.training.metrics import MetricSums
+from rlscale.training.modules.expert_routing import RoutingReplay
 from rlscale.training.modules.logprob_head import LogprobHead, LogprobRequest, output_layer, select_rows
 from rlscale.training.optim.optimizer import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.optim.step_checks import StepSettings, check_gradient, check_loss

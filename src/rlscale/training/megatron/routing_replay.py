@@ -1,4 +1,4 @@
-"""Hooks in Megatron-core's routers for routing replay; see `rlscale.training.expert_routing`.
+"""Hooks in Megatron-core's routers for routing replay; see `rlscale.training.modules.expert_routing`.
 
 Shape legend: T positions of this rank, K experts of a token.
 """
@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlscale.config import AlgoConfig
-from rlscale.training.expert_routing import RouterHook, RoutingReplay, make_routing_replay, replayed_key
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.megatron.parallel_dims import ParallelDims
+from rlscale.training.modules.expert_routing import RouterHook, RoutingReplay, make_routing_replay, replayed_key
 from rlscale.training.packing.token_rows import TokenRows
 
 TopK = Callable[..., tuple[Tensor, Tensor]]

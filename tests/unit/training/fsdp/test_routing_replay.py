@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.config import QkvFormat
 from rlscale.errors import ConfigError, DataError
-from rlscale.training.expert_routing import RouterHook, RoutingReplay
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.routing_replay import FsdpRouterHook
 from rlscale.training.fsdp.step import score_logprobs
+from rlscale.training.modules.expert_routing import RouterHook, RoutingReplay
 from rlscale.training.packing.token_rows import TokenRows
 from rlscale.training.rollout_state import PackedRollout
 from rlscale.types import RouteIds, TrainBatch

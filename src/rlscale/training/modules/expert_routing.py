@@ -116,7 +116,7 @@ class RoutingReplay(ABC):
         # A position counts once for each sample that has it: sharing of prefixes changes no metric.
         copies = np.bincount(tokens.places, weights=self._is_counted[tokens.rows], minlength=len(tokens.at))
         counted = torch.from_numpy(copies.astype(np.int64)).to(own.device)
-        counts = [counted.sum(), counted[is_known].sum(), counted[differs].sum()]
+        counts = [counted.sum(), (counted * is_known).sum(), (counted * differs).sum()]
         self._counts = self._counts.to(own.device) + torch.stack(counts)
         # Equal sets keep the router's order: another order would change the rounding of the weighted sum.
         return torch.where(differs[:, None], given, own)
