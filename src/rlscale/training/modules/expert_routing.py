@@ -109,8 +109,8 @@ class RoutingReplay(ABC):
         self._is_counted = np.ones(len(batch.tokens), dtype=bool)
         self._is_counted[batch.offsets[1:] - 1] = False
 
-    def _replace(self, given: Tensor, own: Tensor, *, is_known: Tensor, tokens: TokenRows) -> Tensor:
-        """The given experts where they are known and differ from the own ones, which are counted. [T, K]"""
+    def _count(self, given: Tensor, own: Tensor, *, is_known: Tensor, tokens: TokenRows) -> Tensor:
+        """Counts tokens for the metrics; returns whether the given experts are known and not the own ones. [T]"""
         # The order of a token's experts has no meaning, so compare them sorted.
         differs = (given.sort(dim=-1).values != own.sort(dim=-1).values).any(dim=-1) & is_known
         # A position counts once for each sample that has it: sharing of prefixes changes no metric.
@@ -118,8 +118,7 @@ class RoutingReplay(ABC):
         counted = torch.from_numpy(copies.astype(np.int64)).to(own.device)
         counts = [counted.sum(), (counted * is_known).sum(), (counted * differs).sum()]
         self._counts = self._counts.to(own.device) + torch.stack(counts)
-        # Equal sets keep the router's order: another order would change the rounding of the weighted sum.
-        return torch.where(differs[:, None], given, own)
+        return differs
 
 
 class PolicyRoutingReplay(RoutingReplay):
@@ -170,7 +169,10 @@ class PolicyRoutingReplay(RoutingReplay):
         recorded = self._recorded[hook.index][torch.from_numpy(np.maximum(indices, 0))].long()
         recorded[torch.from_numpy(indices < 0)] = 0
         recorded = recorded.to(own.device)
-        return self._replace(recorded - 1, own, is_known=(recorded > 0).all(dim=-1), tokens=tokens)
+        is_known = (recorded > 0).all(dim=-1)
+        self._count(recorded - 1, own, is_known=is_known, tokens=tokens)
+        # In the recorded order, also where the sets are equal: another one would change the rounding of the sum.
+        return torch.where(is_known[:, None], recorded - 1, own)
 
     def _merge_ranks(self) -> None:
         """Merges the records of ranks that divide samples: each has only its own positions."""
@@ -231,13 +233,16 @@ class EngineRoutingReplay(RoutingReplay):
         rows = tokens.at
         if self._routes is None:
             is_known = torch.zeros(len(own), dtype=torch.bool, device=own.device)
-            return self._replace(own, own, is_known=is_known, tokens=tokens)
+            self._count(own, own, is_known=is_known, tokens=tokens)
+            return None
         # An unknown expert has the largest id of the dtype, above every expert of the model.
         ids = self._routes[np.maximum(rows, 0), hook.layer].astype(np.int64)
         ordered = np.sort(ids, axis=1)
         is_valid = (rows >= 0) & (ordered[:, -1] < hook.num_experts) & (np.diff(ordered, axis=1) > 0).all(axis=1)
         given, is_known = torch.from_numpy(ids).to(own.device), torch.from_numpy(is_valid).to(own.device)
-        return self._replace(given, own, is_known=is_known, tokens=tokens)
+        differs = self._count(given, own, is_known=is_known, tokens=tokens)
+        # Equal sets keep the router's order: that of the engine would change the rounding of the sum.
+        return torch.where(differs[:, None], given, own)
 
     def _check_shape(self, routes: RouteIds) -> None:
         shapes = {(self._num_layers, hook.num_chosen) for hook in self.hooks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -276,7 +277,11 @@ class Given(RoutingReplay):
         assert own.shape == self._given.shape
         return self._given
 
-    recording = replaying = None  # type: ignore[assignment]
+    def recording(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def replaying(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 NUM_EXPERTS, NUM_CHOSEN, SCALE = 8, 3, 2.5
