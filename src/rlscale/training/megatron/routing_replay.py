@@ -75,8 +75,11 @@ class MegatronRouterHook(RouterHook):
 
     def _remember_tokens(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         params = kwargs.get("packed_seq_params")
-        at = None if params is None else params.batch_rows
+        if params is None or params.batch_rows is None:
+            self.token_rows = None
+            return
+        at = params.batch_rows
         # With sequence parallelism a router sees an equal, contiguous part of the positions.
-        for group in self._shares if at is not None else ():
+        for group in self._shares:
             at = np.split(at, dist.get_world_size(group))[dist.get_rank(group)]
-        self.token_rows = None if at is None else TokenRows.from_positions(at)
+        self.token_rows = TokenRows.from_positions(at)
