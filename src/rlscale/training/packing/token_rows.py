@@ -27,13 +27,13 @@ class TokenRows:
 
     @classmethod
     def from_places(cls, rows_E: Int64, places_E: Int64, *, num_places: int) -> TokenRows:
-        """Of rows and the positions that compute them; all other positions are padding."""
+        """Builds the maps from rows and the positions that compute them; all other positions are padding."""
         at = np.full(num_places, -1, dtype=np.int64)
         at[places_E] = rows_E
         return cls(at=at, rows=rows_E, places=places_E)
 
     @classmethod
     def from_positions(cls, at_T: Int64) -> TokenRows:
-        """Of the row at each position, -1 at padding; no two positions have the same row."""
+        """Builds the maps from the row at each position, -1 at padding; no two positions have the same row."""
         places = np.flatnonzero(at_T >= 0)
         return cls(at=at_T, rows=at_T[places], places=places)
