@@ -239,7 +239,7 @@ def test_the_routes_of_the_engine_are_used_for_old_logprobs_and_steps(cache: Pat
     batch = replace(BATCH, routes=routes)
     trainer = backend(tiny_moe(cache), algo=ENGINE)
     choices = Choices(trainer)
-    _, columns = trainer.prepare(batch, plans(batch))
+    rollout, columns = trainer.prepare(batch, plans(batch))
     first, found = int(batch.offsets[1]), choices.take()
     known = [(layer, row) for layer, row in found if row > first]
     assert len(known) == 2 * (len(batch.tokens) - first - 1)
@@ -248,6 +248,9 @@ def test_the_routes_of_the_engine_are_used_for_old_logprobs_and_steps(cache: Pat
     assert columns.old_logprobs is not None
     second = int(batch.offsets[2])
     torch.testing.assert_close(columns.old_logprobs[second:], expected[second:], atol=2e-6, rtol=1e-5)
+    # Earlier weights, here equal ones, are scored along the same routes.
+    assert torch.equal(trainer.policy.compute_snapshot_logprobs(rollout), columns.old_logprobs)
+    assert float((trainer.policy.compute_logprobs(rollout) - columns.old_logprobs).abs().max()) > 1e-3
     steps = trainer.train(batch, plans(batch)).steps
     # All tokens but the last of each sample count: the first sample of the first step, and one token, have no routes.
     lengths = [int(length) - 1 for length in np.diff(batch.offsets)]
