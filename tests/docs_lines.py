@@ -25,6 +25,7 @@ WEIGHTS = ("train.weight_folder={folder}/weights",)
 RUNS: dict[str, tuple[str, ...]] = {
     r"algo=gspo optim\.lr=1e-4": (*QUICKSTART, *TWO),
     r"model=tiny_qwen3_moe": (*QUICKSTART, *TWO),
+    r"model=tiny_qwen3_moe algo\.use_rollout_routing_replay=true": (*QUICKSTART, *TWO),
     r"rollout\.weight_precision=(fp8|int4) algo\.use_tis=true": (*QUICKSTART, *TWO),
     r"\+experiment=quickstart optim\.name=muon .*": (*QUICKSTART, *TWO),
     r"\+experiment=quickstart train\.lora\.rank=8 .*": (*QUICKSTART, *TWO),

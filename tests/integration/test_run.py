@@ -72,6 +72,18 @@ def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Pa
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("key", ["algo.use_routing_replay", "algo.use_rollout_routing_replay"])
+def test_experts_are_replayed_in_several_steps_of_rollouts_ahead(command: Command, key: str) -> None:
+    experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
+    ahead = ("rollout.max_staleness=1", "batch.num_steps_per_rollout=2", "optim.lr=1e-2")
+    done = command.run(*experts, *ahead, f"{key}=true")
+    assert done.code == 0, done.err
+    steps = [m for m in command.metrics() if "train/loss" in m]
+    assert all(m["train/routes/replayed"] == 1 for m in steps)
+    assert max(m["train/routes/differing"] for m in steps) > 0
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_mixture_of_experts_learns(command: Command) -> None:
     ends = ("checkpoint.save_interval=null", "eval.stop_reward=0.75")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
 from rlscale.data.bin_packing import karmarkar_karp
-from rlscale.data.prefix_tree import PrefixTree, build_prefix_tree
+from rlscale.data.prefix_tree import PrefixTree, build_prefix_tree, mix_routes
 from rlscale.data.step_sizes import StepSizes
 from rlscale.types import StepPlan, TrainBatch
 
@@ -103,7 +103,8 @@ def _num_distinct(ids: npt.NDArray[np.int64]) -> int:
 def _tree(batch: TrainBatch, samples: npt.NDArray[np.intp]) -> PrefixTree:
     """Common prefixes of the samples of a step."""
     starts, prompt_lens = batch.offsets[:-1][samples], batch.prompt_lens[samples].astype(np.int64)
-    return build_prefix_tree(batch.tokens, starts, batch.lengths[samples], prompt_lens)
+    keys = batch.tokens if batch.routes is None else mix_routes(batch.tokens, batch.routes)
+    return build_prefix_tree(keys, starts, batch.lengths[samples], prompt_lens)
 
 
 def _rank_microbatches(

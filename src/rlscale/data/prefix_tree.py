@@ -13,10 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlscale.types import Int32, Int64
+from rlscale.types import Int32, Int64, RouteIds
 
 MIN_SHARED_TOKENS = 64
 """Samples of different prompts share a prefix from this length on: a short one saves less than it costs."""
+
+
+_MULTIPLIER = np.uint64(6364136223846793005)  # odd, with bits in all places: Knuth's for such generators
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,20 @@ def build_prefix_tree(tokens_T: Int32 | Int64, starts_S: Int64, lengths_S: Int64
         if length >= min(enough[before], enough[own]):
             shared[place] = length
     return PrefixTree(order=np.asarray(order, dtype=np.int64), shared=shared)
+
+
+def mix_routes(tokens_T: Int32 | Int64, routes: RouteIds) -> Int64:
+    """Numbers that are equal where tokens and their expert routes are: others must not share a prefix. [T]
+
+    Args:
+        tokens_T: or other keys.
+        routes: of the engine, [T, layers, chosen].
+    """
+    keys = tokens_T.astype(np.uint64)
+    # A polynomial modulo 2^64; two of them collide with a probability of about 2^-64.
+    for column in routes.reshape(len(routes), -1).T:
+        keys = keys * _MULTIPLIER + column
+    return keys.view(np.int64)
 
 
 def _common_length(first: Int32 | Int64, second: Int32 | Int64) -> int:

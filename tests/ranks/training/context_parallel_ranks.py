@@ -32,7 +32,7 @@ from rlscale.training.packing.context_shard import pack_share
 from rlscale.training.packing.microbatch import pack
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec, TrainerSpec
 from rlscale.types import TrainBatch
-from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec, with_equal_prompts
+from tests.unit.training.rollouts import PROMPT_OF, RAGGED, make_batch, plan, spec, with_equal_prompts
 
 CPU = torch.device("cpu")
 
@@ -41,6 +41,11 @@ CUTS: dict[int, Any] = {  # by data-parallel ranks; of one rank the second has t
     1: [[[0, 1, 3, 4, 7], [2], [5, 6, 8], []]],
     2: [[[0, 1, 3], [6, 8]], [[2, 4, 5, 7], []]],
 }
+TWO_STEPS: dict[int, Any] = {
+    1: ([[[0, 1, 3, 4, 7], [2]]], [[[6, 8], [5]]]),
+    2: ([[[0, 1, 3], []], [[2, 4], [7]]], [[[6, 8]], [[5]]]),
+}
+"""Other micro-batches, of two optimiser steps."""
 POLICY = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
 DISTILLED = {"opd_kl_coef": 0.5, "opd_direction": "forward"}
 CASES: dict[str, dict[str, Any]] = {
@@ -86,12 +91,19 @@ CASES: dict[str, dict[str, Any]] = {
     # A larger epsilon: Adam would divide the rounding errors of small gradients by themselves, and the second rollout
     # begins with its weights.
     "experts": {"algo": POLICY, "experts": True, "adam_eps": 1e-2},
+    "engine_routes": {"algo": {**POLICY, "use_rollout_routing_replay": True}, "experts": True, "adam_eps": 1e-2},
+    "policy_routes": {
+        "algo": {**POLICY, "use_routing_replay": True},
+        "experts": True,
+        "adam_eps": 1e-2,
+        "gradient_checkpointing": True,
+    },
     "bfloat16": {"algo": POLICY, "dtype": ComputeDtype.bfloat16},
 }
 EXACT = [name for name in CASES if name != "bfloat16"]
 
 
-WORLDS = {2: {2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
+WORLDS = {2: {1: ["policy_routes"], 2: list(CASES)}, 4: {2: ["whole_rollout"], 4: ["gspo"]}}
 """Cases by number of ranks and by number of ranks that share a sample."""
 
 
@@ -113,12 +125,26 @@ def case_spec(name: str, model_path: str, *, context_size: int = 1) -> TrainerSp
     return spec(model_path, ref_path=model_path, context_parallel_size=context_size, **changes)
 
 
+def with_routes(batch: TrainBatch) -> TrainBatch:
+    """Adds two of four experts at random in each of two layers; equal prompts of all samples but one have the same."""
+    scores = np.random.default_rng(int(batch.tokens.sum())).random((len(batch.tokens), 2, 4))
+    routes = np.argsort(scores, axis=-1)[..., :2].astype(np.uint8)
+    for i, first in enumerate(PROMPT_OF):
+        start, source, length = int(batch.offsets[i]), int(batch.offsets[first]), int(batch.prompt_lens[i])
+        if i != 1:
+            routes[start : start + length] = routes[source : source + length]
+    return replace(batch, routes=routes)
+
+
 def train_rollouts(backend: FsdpBackend, batches: list[TrainBatch], *, num_data_ranks: int) -> list[dict[str, Any]]:
     """Trains and returns metrics and requested logprobs of each rollout."""
-    results = [backend.train(batch, [plan(batch, CUTS[num_data_ranks])]) for batch in batches]
+    algo = backend._spec.algo
+    cuts = TWO_STEPS[num_data_ranks] if algo.use_routing_replay else [CUTS[num_data_ranks]]
+    batches = [with_routes(batch) if algo.use_rollout_routing_replay else batch for batch in batches]
+    results = [backend.train(batch, [plan(batch, cut) for cut in cuts]) for batch in batches]
     return [
         {
-            "numbers": {**result.steps[0], **result.metrics},
+            "numbers": {**result.steps[-1], **result.metrics},
             "requested": {str(i): values.tolist() for i, values in result.logprobs.items()},
         }
         for result in results

@@ -140,5 +140,7 @@ def test_the_cases_reach_the_intended_code(alone: Any) -> None:
     assert numbers["recomputed"]["teacher_kl"] > 1e-3 and numbers["whole_prompts"]["teacher_kl"] > 1e-3
     assert numbers["gspo"]["opsm_maskfrac"] > 0
     assert 0 < numbers["whole_rollout"]["mis_vetofrac"] < 1
+    assert all(numbers[name]["routes/replayed"] == 1 for name in ("engine_routes", "policy_routes"))
+    assert numbers["engine_routes"]["routes/differing"] > 0.5 and numbers["policy_routes"]["routes/differing"] > 0
     # The reference is where the policy began.
     assert alone("whole_rollout")[1][1]["numbers"]["rollout/kl"] > 1e-4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rlscale.data.prefix_tree import MIN_SHARED_TOKENS, PrefixTree, build_prefix_tree
+from rlscale.data.prefix_tree import MIN_SHARED_TOKENS, PrefixTree, build_prefix_tree, mix_routes
 
 
 def tree_of(samples: list[list[int]], prompt_lens: list[int] | None = None) -> PrefixTree:
@@ -36,3 +36,13 @@ def test_other_prompts_share_long_prefixes_only(common: int, shared: int) -> Non
     first, second = ([7] * common + [end] * 40 for end in (1, 2))
     assert tree_of([first, second], [90, 95]).shared.tolist() == [0, shared]
     assert tree_of([first, second], [90, common]).shared.tolist() == [0, common]  # a whole prompt is shared in any case
+
+
+def test_tokens_of_other_routes_have_other_keys() -> None:
+    tokens = np.asarray([5, 5, 5, 5, 6], dtype=np.int32)
+    routes = np.asarray([[[0, 1], [2, 3]]] * 5, dtype=np.uint8)
+    routes[1, 1] = 3, 2  # another order
+    routes[2, 0, 0], routes[2, 1, 0] = 2, 0  # the same numbers in other layers
+    keys = mix_routes(tokens, routes)
+    assert keys.dtype == np.int64
+    assert [int(np.flatnonzero(keys == key)[0]) for key in keys] == [0, 1, 2, 0, 4]

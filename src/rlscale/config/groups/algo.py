@@ -405,13 +405,13 @@ class AlgoConfig(ConfigGroup):
     mis: MisConfig = field(default_factory=MisConfig)
     # Expert routes (MoE).
     use_routing_replay: bool = False
-    """Route tokens in training to the experts that the pass for the old logprobs selected. Needs
-    `train.backend=megatron`.
+    """Route tokens in training to the experts that the pass for the old logprobs selected. Needs a model with
+    experts.
     """
 
     use_rollout_routing_replay: bool = False
     """Route tokens in training, and for the old logprobs, to the experts that the engine selected during generation.
-    Engines return the routes with every sample. Replaces `algo.use_routing_replay`. Needs `train.backend=megatron`.
+    Engines return the routes with every sample. Replaces `algo.use_routing_replay`. Needs a model with experts.
     """
 
 

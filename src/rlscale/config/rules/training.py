@@ -133,7 +133,7 @@ def one_routing_replay(config: RunConfig) -> list[Problem]:
 
 @rule
 def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
-    """Only the Megatron-core backend records routes, for packed samples and without a fused router.
+    """Megatron-core replays routes of packed samples, without a fused router.
 
     Routes of earlier weight versions come from the engine only.
     """
@@ -143,15 +143,15 @@ def routing_replay_is_supported(config: RunConfig) -> list[Problem]:
     rule = f"be {{}} with {keys[0]}"
     # The engine records the routes of the version that generated, so its routes are allowed.
     kept = config.train.keep_old_actor and not config.algo.use_rollout_routing_replay
-    fused = bool(config.megatron.core_args.get("moe_router_fusion"))
+    fused = uses_megatron(config) and bool(config.megatron.core_args.get("moe_router_fusion"))
+    padded = uses_megatron(config) and config.train.qkv_format != QkvFormat.thd
     wrong = {
-        "train.backend": ("megatron", config.train.backend != TrainBackendName.megatron, "choose train=megatron"),
-        "train.qkv_format": ("thd", config.train.qkv_format != QkvFormat.thd, "remove it"),
+        "train.qkv_format": ("thd", padded, "remove it"),
         "train.keep_old_actor": ("false", kept, "keep one of them; older weight versions selected other routes"),
         "megatron.moe_router_fusion": ("false", fused, "remove it; routes of the fused router cannot be replaced"),
     }
     # All other keys in `wrong` are booleans that are true.
-    values = {"train.backend": config.train.backend, "train.qkv_format": config.train.qkv_format}
+    values = {"train.qkv_format": config.train.qkv_format}
     return [
         Problem(path=path, rule=rule.format(right), value=show(values.get(path, True)), fix=fix)
         for path, (right, is_wrong, fix) in wrong.items()

@@ -10,7 +10,15 @@ from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import local_model_folder, read_config_json, read_hf_fields
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
-from rlscale.config import LossType, ModelConfig, RunConfig, TrainBackendName, uses_critic, uses_teacher
+from rlscale.config import (
+    LossType,
+    ModelConfig,
+    RunConfig,
+    TrainBackendName,
+    compares_policies,
+    uses_critic,
+    uses_teacher,
+)
 from rlscale.config.rules.model import architecture_field
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.adapter_targets import check_targets
@@ -173,14 +181,19 @@ def _check_tokenizer(config: RunConfig) -> list[Problem]:
 def _check_experts(config: RunConfig) -> list[Problem]:
     """Problem of a replay of expert routes with a model whose `config.json` names no experts."""
     algo, folder = config.algo, starting_folder(config)
-    is_replayed = algo.use_rollout_routing_replay and algo.loss_type != LossType.sft_loss
-    if not is_replayed or config.debug.rollout_only or folder is None:
+    has_old_pass = compares_policies(algo) and not algo.use_rollout_logprobs
+    replayed = {
+        "algo.use_rollout_routing_replay": algo.use_rollout_routing_replay and algo.loss_type != LossType.sft_loss,
+        "algo.use_routing_replay": algo.use_routing_replay and has_old_pass,
+    }
+    keys = [key for key, is_set in replayed.items() if is_set]
+    if not keys or config.debug.rollout_only or folder is None:
         return []
     fields = read_hf_fields(str(folder))
     if all(fields.get(name) is not None for name in ROUTE_SIZES):
         return []
     rule, fix = "be false with a model that has no experts", f"remove it, or check {folder}/config.json"
-    return [Problem(path="algo.use_rollout_routing_replay", rule=rule, value="true", fix=fix)]
+    return [Problem(path=keys[0], rule=rule, value="true", fix=fix)]
 
 
 def _check_source(

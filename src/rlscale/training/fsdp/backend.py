@@ -43,7 +43,7 @@ class FsdpBackend(RoleBackend):
         self.rank = FsdpRank.join(spec, rank=rank, world_size=world_size)
         super().__init__(spec, self.rank)
         mesh = self.rank.mesh
-        self.policy = FsdpPolicy(spec, mesh=mesh, device=self.rank.device)
+        self.policy = FsdpPolicy(self.rank)
         self._exporter = ShardedExporter(self.policy.model, dtype=DTYPES[spec.train.dtype], to=spec.weight_owners)
         if spec.train.lora.rank and spec.train.lora.sync == LoraSync.adapter:
             self.adapters = FsdpAdapters(
@@ -53,7 +53,7 @@ class FsdpBackend(RoleBackend):
                 exporter=self._exporter,
                 offloader=self.rank.offloader,
             )
-        source = ShardSnapshots(self.policy.model, temperature=spec.temperature)
+        source = ShardSnapshots(self.policy.model, score=self.policy.compute_snapshot_logprobs)
         self._snapshots = PolicySnapshots(source, limit=spec.num_old_policies) if spec.num_old_policies else None
         if spec.has_base_reference:
             self.reference = BaseReference(self.policy.model, temperature=spec.temperature)

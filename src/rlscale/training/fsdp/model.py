@@ -125,7 +125,8 @@ def attention_kernel(fsdp: FsdpConfig, *, device_type: str, dtype: ComputeDtype,
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Decoder layers: the modules that transformers lists as not to be split."""
     names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    # Sharding replaces the class of a layer by a subclass with another name.
+    layers = [module for module in model.modules() if names & {each.__name__ for each in type(module).__mro__}]
     assert layers, f"{type(model).__name__} names no decoder layers"
     return layers
 

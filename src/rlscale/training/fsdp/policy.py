@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from rlscale.training.fsdp.model import load_sharded
+from rlscale.training.fsdp.rank import FsdpRank
+from rlscale.training.fsdp.routing_replay import hook_routers
 from rlscale.training.fsdp.step import (
     backward,
     compute_loss_terms,
@@ -27,21 +28,24 @@ from rlscale.training.optim.optimizer import make_optimizer
 from rlscale.training.optim.step_checks import StepSettings
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.rollout_state import PackedRollout, TrainColumns
-from rlscale.training.spec import TrainerSpec
 
 
 class FsdpPolicy:
-    """Model, optimiser and schedule; see `PolicyRole`. Every method but `add_to` is a collective of all ranks.
+    """Model, optimiser, schedule and routing replay; see `PolicyRole`.
+
+    Every method but `add_to` is a collective of all ranks.
 
     Example:
-        policy = FsdpPolicy(spec, mesh=mesh, device=device)
+        policy = FsdpPolicy(rank)
         policy.compute_old_logprobs(rollout, entropies=None)     # where `needs_old_pass`
         policy.train_step(rollout, columns, step=0)
     """
 
-    def __init__(self, spec: TrainerSpec, *, mesh: DeviceMesh, device: torch.device) -> None:
-        self._spec, self._device = spec, device
-        self.model = load_sharded(spec.model_path, mesh=mesh, fsdp=spec.fsdp, train=spec.train, is_trained=True)
+    def __init__(self, rank: FsdpRank) -> None:
+        spec = rank.spec
+        self._spec, self._device = spec, rank.device
+        self.model = load_sharded(spec.model_path, mesh=rank.mesh, fsdp=spec.fsdp, train=spec.train, is_trained=True)
+        self._routing_replay = hook_routers(self.model, spec.algo, grid=rank.grid, device=rank.device)
         self.optimizer = make_optimizer(self.model, optim=spec.optim)
         # While the critic trains alone, the policy makes no step: its schedule is that much shorter.
         num_waiting = 0 if spec.critic is None else spec.critic.num_only_steps
@@ -58,29 +62,48 @@ class FsdpPolicy:
         return self._score(rollout, entropies=None)
 
     def compute_old_logprobs(self, rollout: PackedRollout, *, entropies: MetricSums | None) -> Tensor:
-        """See PolicyRole. [T]"""
-        return self._score(rollout, entropies=entropies)
+        """See PolicyRole. Records or replays the routes of tokens if configured. [T]"""
+        with self._recording(rollout):
+            return self._score(rollout, entropies=entropies)
+
+    def compute_snapshot_logprobs(self, rollout: PackedRollout) -> Tensor:
+        """Logprobs while the model holds the weights of an earlier version; the engine's routes are replayed. [T]"""
+        with self._recording(rollout):
+            return self._score(rollout, entropies=None)
+
+    def _recording(self, rollout: PackedRollout) -> AbstractContextManager[None]:
+        return nullcontext() if self._routing_replay is None else self._routing_replay.recording(rollout)
 
     def _score(self, rollout: PackedRollout, *, entropies: MetricSums | None) -> Tensor:
-        return score_logprobs(self.model, rollout, temperature=self._spec.temperature, entropies=entropies)
+        return score_logprobs(
+            self.model,
+            rollout,
+            temperature=self._spec.temperature,
+            entropies=entropies,
+            replay=self._routing_replay,
+        )
 
     def train_step(self, rollout: PackedRollout, columns: TrainColumns, *, step: int) -> dict[str, float]:
         """Makes one optimiser step and returns its metrics. Raises as `optim_step`."""
         metrics = MetricSums(self._device)
         loss = PolicyLoss(self._spec, rollout, columns, step=step, metrics=metrics, device=self._device)
-        self._forward_backward(rollout.micros[step], loss=loss, metrics=metrics)
+        replay = self._routing_replay
+        with nullcontext() if replay is None else replay.replaying(rollout):
+            self._forward_backward(rollout.micros[step], loss=loss, metrics=metrics)
         settings = StepSettings(
             number=self.num_steps,
             lr=self._schedule.at(self.num_steps),
             max_grad_norm=self._spec.optim.clip_grad,
         )
         result = optim_step(self.model, self.optimizer, metrics=metrics, settings=settings)
+        if replay is not None:
+            result |= replay.collect_metrics()
         self.num_steps += 1
         return result
 
     def _forward_backward(self, micros: Sequence[Microbatch], *, loss: PolicyLoss, metrics: MetricSums) -> None:
         """Accumulates the gradient over the micro-batches of a step."""
-        for micro in iterate_micros(self.model, micros):
+        for micro in iterate_micros(self.model, micros, replay=self._routing_replay):
             if loss.reads_logits or (loss.has_teacher and not computes_in_tiles(self.model)):
                 logprobs, entropy, logits = compute_loss_terms(
                     self.model, micro, temperature=self._spec.temperature, entropy_grad=loss.entropy_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -12,7 +13,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rlscale.training.fsdp.step import score_logprobs
 from rlscale.training.optim.muon import local_shard
 from rlscale.training.rollout_state import PackedRollout
 
@@ -21,10 +21,15 @@ Shards = dict[str, Tensor]
 
 
 class ShardSnapshots:
-    """Copies of the shards of a model; see `SnapshotSource`."""
+    """Copies of the shards of a model; see `SnapshotSource`.
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
-        self._model, self._temperature = model, temperature
+    Args:
+        model: the policy's.
+        score: its logprobs with the current weights of the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, score: Callable[[PackedRollout], Tensor]) -> None:
+        self._model, self._score = model, score
 
     @torch.no_grad()
     def copy(self) -> Shards:
@@ -35,7 +40,7 @@ class ShardSnapshots:
         # In the policy's own model, whose current weights wait in a copy on the device.
         current = {name: shard.clone() for name, shard in _shards(self._model).items()}
         _write(self._model, weights)
-        column = score_logprobs(self._model, rollout, temperature=self._temperature)
+        column = self._score(rollout)
         _write(self._model, current)
         return column
 

@@ -24,6 +24,7 @@ from rlscale.training.attention.packed import PACKED_ATTENTION
 from rlscale.training.batch_invariant.forward import computes_as_engine, engine_logprobs, with_values
 from rlscale.training.fsdp.model import reshard, sync_gradients
 from rlscale.training.metrics import MetricSums
+from rlscale.training.modules.expert_routing import RoutingReplay
 from rlscale.training.modules.logprob_head import LogprobHead, LogprobRequest, output_layer, select_rows
 from rlscale.training.optim.optimizer import clip_gradient, names_with_bad_gradient, set_lr
 from rlscale.training.optim.step_checks import StepSettings, check_gradient, check_loss
@@ -173,16 +174,23 @@ def _with_engine_values(
 
 @torch.no_grad()
 def score_logprobs(
-    model: PreTrainedModel, rollout: PackedRollout, *, temperature: float, entropies: MetricSums | None = None
+    model: PreTrainedModel,
+    rollout: PackedRollout,
+    *,
+    temperature: float,
+    entropies: MetricSums | None = None,
+    replay: RoutingReplay | None = None,
 ) -> Tensor:
     """Logprobs by `model` as a column of the batch, 0 where a token is not trainable or on another rank. [T]
 
-    On the CPU, float32. `entropies` gets `rollout/entropy`; None: the entropy is not computed. A collective of all
-    ranks, which have the same number of micro-batches.
+    On the CPU, float32. `entropies` gets `rollout/entropy`; None: the entropy is not computed. `replay` learns the
+    tokens of each micro-batch. A collective of all ranks, which have the same number of micro-batches.
     """
     column = torch.zeros(rollout.num_tokens)
     # No early exit: each forward pass gathers parameters, so all ranks must run the same number.
     for micro in rollout.scoring_micros:
+        if replay is not None:
+            replay.select(micro.token_rows)
         if entropies is None:
             logprobs = _logprobs(model, micro, temperature=temperature)
         else:
@@ -193,11 +201,18 @@ def score_logprobs(
     return column
 
 
-def iterate_micros(model: PreTrainedModel, micros: Sequence[Microbatch]) -> Iterator[Microbatch]:
-    """Yields the micro-batches of a step. Only the last backward pass reduces the gradients over the ranks."""
+def iterate_micros(
+    model: PreTrainedModel, micros: Sequence[Microbatch], *, replay: RoutingReplay | None = None
+) -> Iterator[Microbatch]:
+    """Yields the micro-batches of a step. Only the last backward pass reduces the gradients over the ranks.
+
+    The caller finishes the backward pass of one before it takes the next: `replay` has the tokens of one micro-batch.
+    """
     assert micros, "a step needs at least one micro-batch on every rank"
     for i, micro in enumerate(micros):
         sync_gradients(model, is_last=i == len(micros) - 1)
+        if replay is not None:
+            replay.select(micro.token_rows)
         yield micro
 
 

@@ -14,7 +14,7 @@ from rlscale.training.megatron.model.megatron_model import MegatronDecoder, Mega
 from rlscale.training.megatron.model.output_head import OutputHead
 from rlscale.training.megatron.mtp_loss import MtpLoss
 from rlscale.training.megatron.rank import MegatronRank
-from rlscale.training.megatron.routing_replay import EngineRoutingReplay, PolicyRoutingReplay, RoutingReplay
+from rlscale.training.megatron.routing_replay import hook_routers
 from rlscale.training.megatron.step import score_logprobs
 from rlscale.training.megatron.trainable import TrainableModel
 from rlscale.training.metrics import MetricSums
@@ -38,7 +38,7 @@ class MegatronPolicy:
         self._rank = rank
         self.model, self.head = model, OutputHead.from_model(model, spec, dims=rank.dims)
         self.trainable = TrainableModel(model, optim=spec.optim, rank=rank)
-        self._routing_replay = _make_routing_replay(model, rank)
+        self._routing_replay = hook_routers(model, spec.algo, dims=rank.dims, device=rank.device)
         # While the critic trains alone, the policy makes no step: its schedule is that much shorter.
         num_waiting = 0 if spec.critic is None else spec.critic.num_only_steps
         self._schedule = LrSchedule.from_config(spec.optim, total_steps=max(1, spec.total_steps - num_waiting))
@@ -125,15 +125,3 @@ def _stage_loss(
         hidden, decoder.head_weight, micro=micro, entropy_grad=loss.entropy_grad
     )
     return loss.compute(micro, logprobs=logprobs, entropy=entropy)
-
-
-def _make_routing_replay(model: MegatronModel, rank: MegatronRank) -> RoutingReplay | None:
-    """The routing replay of the config; None: the routers decide."""
-    algo, dims, shares_sequences = rank.spec.algo, rank.dims, bool(model.config.sequence_parallel)
-    if algo.use_rollout_routing_replay:
-        layers = int(model.config.num_layers)
-        return EngineRoutingReplay(model.chunks, dims=dims, shares_sequences=shares_sequences, num_layers=layers)
-    # With the engine's logprobs there is no pass of old logprobs that could record routes.
-    if algo.use_routing_replay and not algo.use_rollout_logprobs:
-        return PolicyRoutingReplay(model.chunks, dims=dims, shares_sequences=shares_sequences)
-    return None

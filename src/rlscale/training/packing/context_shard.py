@@ -52,6 +52,7 @@ def pack_share(
         sample_indices=rows.indices,
         batch_rows=rows.batch_rows[rows.trainable],
         shard=shard,
+        token_rows=rows.token_rows(places.row, num_places=len(own_rows), is_here_E=places.rank == context.index),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlscale.algo.ragged import Sums, TokenLayout
-from rlscale.data.prefix_tree import build_prefix_tree
+from rlscale.data.prefix_tree import build_prefix_tree, mix_routes
 from rlscale.models.image_processor import ImageProcessor
 from rlscale.training.attention.context_attention import SpanLayout
 from rlscale.training.attention.packed import PackedLayout, build_packed_layout
@@ -27,6 +27,7 @@ from rlscale.training.batch_invariant.engine_rows import EngineRows
 from rlscale.training.packing.context_parallel import TokenShard
 from rlscale.training.packing.image_rows import ImageRows, PackedImages, lay_out_images
 from rlscale.training.packing.prefix_sharing import SharedRows, TreeRows, find_shared_rows, lay_out_tree
+from rlscale.training.packing.token_rows import TokenRows
 from rlscale.types import Int64, TrainBatch
 
 
@@ -61,6 +62,7 @@ class Microbatch:
     entries: SharedRows | None = None  # U to R; None: they are the same
     engine_rows: EngineRows | None = None  # with `train.true_on_policy_mode`
     images: PackedImages | None = None  # of a model with images
+    token_rows: TokenRows | None = None  # of the T positions; on FSDP2
 
     @property
     def num_shards(self) -> int:
@@ -103,6 +105,7 @@ class SampleRows:
     mask: npt.NDArray[np.bool_]  # [R]
     tree: TreeRows | None  # None: no rows are shared
     images: ImageRows | None = None
+    is_placeholder: bool = False  # no samples: the only token is none of this rank
 
     @property
     def positions(self) -> Int64:
@@ -120,6 +123,13 @@ class SampleRows:
     def trainable_batch_rows(self) -> Int64:
         """Row of each trainable token in the columns of the batch. [R]"""
         return self.trainable + np.repeat(self.offsets - self.starts, self._num_trainable())
+
+    def token_rows(
+        self, places_E: Int64, *, num_places: int, is_here_E: npt.NDArray[np.bool_] | bool = True
+    ) -> TokenRows:
+        """Rows of the batch by position of this rank, which computes the tokens `is_here_E` at `places_E`."""
+        is_here = np.full(len(self.tokens), not self.is_placeholder) & is_here_E
+        return TokenRows.from_places(self.batch_rows[is_here], places_E[is_here], num_places=num_places)
 
     def layout(self, device: torch.device) -> TokenLayout:
         """Samples and mask of the R tokens."""
@@ -152,13 +162,14 @@ def pack(
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts, processor=processor)
     logit_rows, tokens, positions, tree = rows.trainable - 1, rows.tokens, rows.positions, rows.tree
-    targets, entries = tokens[rows.trainable], None
+    targets, entries, places = tokens[rows.trainable], None, np.arange(len(tokens))
     # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
     logit_rows[0] = max(logit_rows[0], 0)
     if tree is not None:
         row_of = np.empty(len(tokens), dtype=np.int64)
         row_of[tree.pick] = np.arange(len(tree.pick))
-        logit_rows = row_of[tree.originals[logit_rows]]
+        places = row_of[tree.originals]
+        logit_rows = places[logit_rows]
         tokens, positions = tokens[tree.pick], positions[tree.pick]
         kept, entries = _equal_entries(logit_rows, targets, device=device)
         logit_rows, targets = logit_rows[kept], targets[kept]
@@ -181,6 +192,7 @@ def pack(
         batch_rows=rows.trainable_batch_rows,
         entries=entries,
         images=images,
+        token_rows=rows.token_rows(places, num_places=len(tokens)),
     )
 
 
@@ -217,6 +229,7 @@ def pad(batch: TrainBatch, sample_indices: Sequence[int], *, device: torch.devic
         layout=rows.layout(device),
         sample_indices=rows.indices,
         batch_rows=rows.trainable_batch_rows,
+        token_rows=rows.token_rows(slots, num_places=num_samples * width),
     )
 
 
@@ -257,6 +270,8 @@ def lay_out_samples(
     if share_prompts and len(indices) > 1:
         # Placeholders of different pictures are the same token.
         keys = tokens if images is None else images.keys(tokens)
+        if batch.routes is not None:
+            keys = mix_routes(keys, np.concatenate([batch.routes[each] for each in slices]))
         found = build_prefix_tree(keys, starts, lengths_S, prompt_lens)
         tree = lay_out_tree(found, starts, lengths_S) if found.has_shared() else None
     return SampleRows(
@@ -270,6 +285,7 @@ def lay_out_samples(
         mask=mask,
         tree=tree,
         images=images,
+        is_placeholder=is_empty,
     )
 
 

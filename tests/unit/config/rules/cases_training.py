@@ -147,16 +147,10 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "routing_replay_is_supported",
-        {"algo.use_routing_replay": True, "train.backend": "fsdp"},
-        "train.backend must be megatron with algo.use_routing_replay, got fsdp; choose train=megatron",
-        {"algo.use_routing_replay": True, **MEGATRON},
-    ),
-    (
-        "routing_replay_is_supported",
         {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": True}},
         "megatron.moe_router_fusion must be false with algo.use_routing_replay, got true; remove it; "
         "routes of the fused router cannot be replaced",
-        {"algo.use_routing_replay": True, **MEGATRON, CORE_ARGS: {"moe_router_fusion": False}},
+        {"algo.use_routing_replay": True, "train.backend": "fsdp", CORE_ARGS: {"moe_router_fusion": True}},
     ),
     (
         "routing_replay_is_supported",
@@ -166,15 +160,15 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "routing_replay_is_supported",
-        {"algo.use_rollout_routing_replay": True, "train.backend": "fsdp"},
-        "train.backend must be megatron with algo.use_rollout_routing_replay, got fsdp; choose train=megatron",
-        {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.keep_old_actor": True},
+        {"algo.use_routing_replay": True, "train.backend": "fsdp", "train.keep_old_actor": True},
+        "train.keep_old_actor must be false with algo.use_routing_replay, got true",
+        {"algo.use_rollout_routing_replay": True, "train.backend": "fsdp", "train.keep_old_actor": True},
     ),
     (
         "routing_replay_is_supported",
         {"algo.use_rollout_routing_replay": True, **MEGATRON, "train.qkv_format": "bshd"},
         "train.qkv_format must be thd with algo.use_rollout_routing_replay, got bshd; remove it",
-        {"algo.use_rollout_routing_replay": True, **MEGATRON},
+        {"algo.use_rollout_routing_replay": True, "train.backend": "fsdp", "train.qkv_format": "bshd"},
     ),
     (
         "true_on_policy_mode_is_supported",

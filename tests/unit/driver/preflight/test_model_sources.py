@@ -176,11 +176,12 @@ def test_a_broken_checkpoint_is_a_problem(tmp_path: Path) -> None:
     assert str(problem).startswith(f"checkpoint.load must name a checkpoint that can be read, got {tmp_path}; ")
 
 
-def test_a_replay_of_routes_needs_experts(tmp_path: Path) -> None:
-    run = named(hf_folder(tmp_path / "dense"), **{"algo.use_rollout_routing_replay": True})
+@pytest.mark.parametrize("key", ["algo.use_rollout_routing_replay", "algo.use_routing_replay"])
+def test_a_replay_of_routes_needs_experts(tmp_path: Path, key: str) -> None:
+    run = named(hf_folder(tmp_path / "dense"), **{key: True})
     run.model.max_position_embeddings = None
     (problem,) = check_policy(run)
-    assert str(problem).startswith("algo.use_rollout_routing_replay must be false with a model that has no experts")
+    assert str(problem).startswith(f"{key} must be false with a model that has no experts")
 
 
 @pytest.mark.parametrize("build", ["tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3"])
