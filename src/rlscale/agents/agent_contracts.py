@@ -176,7 +176,7 @@ AGENT_CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             Contract(
                 kind="tool",
                 key="agent.tools",
-                call="@rlscale.agents.tool on a typed function, plain or async, or a list -> text, images or JSON values",
+                call="@rlscale.agents.tool on a typed function, plain or async, or a list -> text, images or JSON",
                 check=_describe_tools,
             ),
             Contract(

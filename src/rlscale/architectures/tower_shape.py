@@ -125,6 +125,11 @@ class TowerShape:
         """Parameters of the tower with its projectors."""
         return self.depth * self.block_parameters + sum(math.prod(shape) for _, shape in self.other_shapes())
 
+    @cached_property
+    def projector_parameters(self) -> int:
+        """Parameters of the projector, and of those of deepstack."""
+        return sum(math.prod(shape) for name, shape in self.other_shapes() if "merger" in name)
+
     def _norm(self, name: str, width: int) -> Iterator[NamedShape]:
         yield f"{name}.weight", (width,)
         if not self.is_gated:
