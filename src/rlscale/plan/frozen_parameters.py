@@ -173,7 +173,14 @@ def _layer(a: Architecture, layer: int) -> Iterator[tuple[str, Shape]]:
         mlp += shared if a.num_shared_experts else []
     norms = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
     names = [*attention, *mlp, *(f"{name}.weight" for name in norms[: a.num_norms])]
-    yield from zip(names, a.layer_shapes(layer), strict=True)
+    for name, shape in zip(names, a.layer_shapes(layer), strict=True):
+        if a.num_norms < 4:
+            yield name, shape
+        # GLM-4 has gate and up projection in one matrix.
+        elif name == "mlp.gate_proj.weight":
+            yield "mlp.gate_up_proj.weight", (2 * shape[0], shape[1])
+        elif name != "mlp.up_proj.weight":
+            yield name, shape
 
 
 def _attention_names(a: Architecture) -> Iterator[str]:

@@ -7,10 +7,12 @@ import pytest
 from PIL.Image import Image
 
 from rlscale.agents import Tool, ToolError, tool
+from rlscale.agents.check_agent_process import check
 from rlscale.agents.image_parameters import ImageCount, find_wrong_row, open_pictures
 from rlscale.agents.load_tools import check_tool_images
 from rlscale.agents.tool import ToolDefinitionError
 from rlscale.agents.tool_agent import ToolAgent
+from rlscale.agents.tool_child import ToolCalls, ToolsSpec
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig
 from rlscale.driver.preflight.agent_checks import check_agent
@@ -83,16 +85,22 @@ def test_a_row_without_the_image_is_named() -> None:
     )
 
 
-def test_a_run_that_reads_no_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Module with the example of the page."""
+    (tmp_path / "tools_with_images.py").write_text(_example())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "tools_with_images"
+
+
+def test_a_run_that_reads_no_images_is_refused(example: str) -> None:
     (problem,) = check_tool_images([size, tool(lambda: 1, name="now")], reads_images=False)  # type: ignore[call-overload]
     assert str(problem) == (
         "data.multimodal_keys must be set with tools that take images of the row (size), got null; set it to the field "
         "of the rows that has them, e.g. data.multimodal_keys={image: images}"
     )
     assert check_tool_images([size], reads_images=True) == []
-    (tmp_path / "tools_with_images.py").write_text(_example())
-    monkeypatch.syspath_prepend(str(tmp_path))
-    settings: dict[str, Any] = {"agent.tools": ["tools_with_images:zoom"]}
+    settings: dict[str, Any] = {"agent.tools": [f"{example}:zoom"]}
     assert [each.path for each in check_agent(config_with(settings))] == ["data.multimodal_keys"]
     assert check_agent(config_with(settings | {"data.multimodal_keys": {"image": "images"}})) == []
 
@@ -112,6 +120,25 @@ def test_the_example_of_the_page_enlarges_a_part() -> None:
     picture = zoom.run('{"left": 0.5, "top": 0, "right": 1, "bottom": 1}', open_pictures([image(64, 32)]))
     own = open_pictures([image(64, 32)])[0].crop((32, 0, 64, 32)).resize((448, 448))
     assert picture.tobytes() == own.tobytes()
+
+
+def test_a_process_opens_the_images_of_a_call(example: str) -> None:
+    calls = ToolCalls(ToolsSpec(paths=(f"{example}:zoom",), is_async=False, max_chars=100))
+    arguments = '{"left": 0, "top": 0, "right": 1, "bottom": 1}'
+    call = calls.open(("zoom", arguments, (image(64, 32),)))
+    (part,) = call.reply(call.run())["parts"]
+    assert part["image"].startswith("data:image/png;base64,")
+    with pytest.raises(ValueError, match="the parameter figure takes one of the row's images, got 0"):
+        calls.open(("zoom", arguments, ())).run()
+
+
+def test_the_check_of_plug_ins_names_the_parameter(example: str) -> None:
+    lines = check(f"{example}:zoom", "tool", config_with({}))
+    assert lines == [
+        "zoom(left, top, right, bottom): Shows a part of the figure, enlarged. All sides are from 0 to 1.",
+        "zoom gets one of the row's images as figure; the policy does not see this parameter",
+        "returned: zoom: 'Error: left must be below right, and top below bottom'",
+    ]
 
 
 def test_a_result_that_cannot_be_an_image_is_a_breach() -> None:

@@ -5,13 +5,15 @@ from functools import cache
 import pytest
 
 from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import TINY_MODELS, TINY_VISION, tiny_model_fields
 from rlscale.config import load_config_with_notes
-from rlscale.models.parameter_names import tiny_parameters
+from rlscale.models.parameter_names import in_memory, tiny_parameters
 from rlscale.plan import HARDWARE, Plan, make_plan
 from rlscale.plan.frozen_parameters import list_parameters
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.mtp_layers import MtpLayers
+from tests.unit.rehearsal.model_options import model_fields
 
 LAYERS = "train.freeze_params=['layers[.]([0-9]|1[0-9])[.]','embed_tokens']"
 """Of 36 layers the first 20, and the embedding, which is the output layer."""
@@ -32,12 +34,24 @@ def trainer(*overrides: str) -> TrainerMemory:
 
 @pytest.mark.parametrize("build", [build for build in TINY_MODELS if build not in TINY_VISION])
 def test_parameters_have_the_names_of_transformers(build: str) -> None:
-    names = tiny_parameters(build, {})
     a = Architecture.from_fields(tiny_model_fields(build))
     found = list_parameters(a)
     assert sum(each.elements for each in found) == a.parameters
-    if names is not None:
-        assert {each.name for each in found} == set(names)
+    assert {each.name for each in found} == set(tiny_parameters(build, {}) or ())
+
+
+@pytest.mark.parametrize("option", ["glm4_9b", "glm45_106b_a12b", "kimi_k2", "qwen25_7b", "llama32_1b"])
+def test_parameters_of_published_models_have_their_names(option: str) -> None:
+    a = Architecture.from_fields(model_fields(option))
+    found, family = list_parameters(a), find_family(a.model_type).hf_names
+    assert family is not None and sum(each.elements for each in found) == a.parameters
+    layers = [
+        weight
+        for layer in range(a.num_layers)
+        for weight, _ in family.layer_weights(layer, num_experts=int(a.has_experts(layer)), without=a.missing_features)
+    ]
+    tensors = [name for weight in (*family.before, *layers, *family.after) for name in weight.hf]
+    assert {each.name for each in found} == set(in_memory(tensors, is_tied=a.tied))
 
 
 @pytest.mark.parametrize(("model_type", "first"), [("glm4_moe", "model.layers.3.enorm.weight"), ("mimo", None)])
