@@ -11,7 +11,7 @@ from rlscale.plan.model_size import list_architectures, policy_architecture
 
 def planned_size(model: str, *overrides: str) -> CheckpointSize:
     """The size that a plan of a run from a Hugging Face folder has."""
-    given = [f"model.hf_checkpoint={model}", "model.build=null", "model.warmup_experiment=null", "train.dtype=float32"]
+    given = ["model=hf", f"model.hf_checkpoint={model}", "train.dtype=float32"]
     config = load_config_with_notes([*given, "checkpoint.save=checkpoints", *overrides], to_run=False).config
     found = checkpoint_size(config, list_architectures(config, policy_architecture(config.model)))
     assert found is not None, "the run saves"

@@ -8,6 +8,7 @@ Megatron-core.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +19,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 from transformers.core_model_loading import revert_weight_conversion
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig, QkvFormat
+from rlscale.models.megatron_folder import STATE
 from rlscale.models.transformers_aliases import register_aliases
 from rlscale.plan.frozen_parameters import NONE_FROZEN
 from rlscale.plan.megatron_activations import ParallelSizes
@@ -297,11 +301,12 @@ def _is_counted(backend: MegatronBackend, path: str, config: MegatronConfig) -> 
 
 
 def _is_as_large(folder: Path, path: str) -> bool:
-    """Whether a checkpoint has the bytes of the plan, and less than 100 KB of descriptions."""
+    """Whether the tensors of a checkpoint have the bytes of the plan."""
     given = ("train=megatron", "megatron.bf16=false", "megatron.mtp_num_layers=1", "megatron.enable_mtp_training=true")
-    size = planned_size(path, *given, "model.use_hf_config_for_megatron=true").total
-    found = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return 0 <= found - size < 100_000
+    size = planned_size(path, *given, "model.use_hf_config_for_megatron=true")
+    entries = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata.values()
+    tensors = [each for each in entries if isinstance(each, TensorStorageMetadata)]
+    return size.total == sum(math.prod(each.size) * each.properties.dtype.itemsize for each in tensors)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
