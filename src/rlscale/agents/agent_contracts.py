@@ -78,6 +78,7 @@ def example_picture() -> Picture:
 def _describe_part(part: Mapping[str, str]) -> str:
     if not is_image_part(part):
         return part["text"]
+    # Imported here: as above.
     from PIL import Image as PillowImage
 
     try:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlscale.architectures.architecture import Architecture
-from rlscale.config import OptimizerName, RunConfig, TrainBackendName, TrainConfig
+from rlscale.config import OptimizerName, RunConfig, TrainBackendName
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.hardware import DTYPE_BYTES
@@ -54,7 +54,9 @@ def checkpoint_size(config: RunConfig, models: Mapping[str, Architecture]) -> Ch
     weights, optimizer = _model_bytes(config, a, TrainedModel.from_config(config, a))
     critic = 0
     if "critic" in models:
-        critic = sum(_model_bytes(config, models["critic"], _critic(config, models["critic"])))
+        critic = sum(
+            _model_bytes(config, models["critic"], TrainedModel.from_config(config, models["critic"], is_critic=True))
+        )
     reference = 0
     if "reference" in models and config.algo.ref_update_interval is not None:
         reference = _weight_bytes(config) * models["reference"].parameters
@@ -66,12 +68,6 @@ def checkpoint_size(config: RunConfig, models: Mapping[str, Architecture]) -> Ch
         critic=critic,
         export=DTYPE_BYTES[config.train.dtype] * exported if checkpoint.save_final else 0,
     )
-
-
-def _critic(config: RunConfig, a: Architecture) -> TrainedModel:
-    """The critic, which has no adapters and no layers for multi-token prediction."""
-    train: TrainConfig = replace(config.train, lora=replace(config.train.lora, rank=0))
-    return TrainedModel.from_config(replace(config, train=train, megatron=replace(config.megatron, core_args={})), a)
 
 
 def _weight_bytes(config: RunConfig) -> int:

@@ -101,7 +101,7 @@ NONE_FROZEN = FrozenParameters()
 
 
 def find_frozen(a: Architecture, train: TrainConfig, *, num_mtp: int = 0) -> FrozenParameters:
-    """What `train.only_train_params` and `train.freeze_params` freeze of a model; nothing next to adapters.
+    """The parameters that `train.only_train_params` and `train.freeze_params` freeze; none next to adapters.
 
     Args:
         num_mtp: layers for multi-token prediction, which the patterns can freeze, too.
@@ -139,7 +139,7 @@ def is_trained(name: str, only: Iterable[str] | None, frozen: Iterable[str]) -> 
 
 
 def _is_last(each: NamedParameter) -> bool:
-    """Whether a parameter comes after all layers: the final norm, or an output layer of its own."""
+    """Whether a parameter comes after all layers: the final norm, or an output layer that is not the embedding."""
     return each.layer is None and not each.name.endswith("embed_tokens.weight")
 
 

@@ -18,7 +18,7 @@ PART_NAMES = {
 
 
 def head_lines(plan: Plan) -> list[str]:
-    """What is planned: model, what is trained of it, hardware and lengths."""
+    """The lines: the model, the part of it that is trained, hardware and lengths."""
     model = plan.model
     active = f", {format_count(model.active_parameters)} of them active" if model.num_experts else ""
     lines = [

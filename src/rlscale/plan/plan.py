@@ -152,8 +152,7 @@ def make_plan(
     Args:
         config: resolved.
         hardware: that the run uses.
-        prompt_tokens: length of every prompt. None: the config's limit.
-        response_tokens: length of every response. None: the config's limit.
+        prompt_tokens, response_tokens: length of every prompt and response. None: the config's limits.
 
     Raises:
         ConfigError: the architecture of the model is unknown.
@@ -163,11 +162,9 @@ def make_plan(
     lengths = assume_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = build_layout(config)
     batches = _batches(config, a, lengths, layout)
-    recompute = _is_recomputed(config)
     memories, otherwise = _part_memories(config, models, layout, lengths=lengths, batches=batches, hardware=hardware)
-    host, critic_host = host_memories(config, models, layout)
+    hosts = host_memories(config, models, layout)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
-    trained = TrainedModel.from_config(config, a) if layout.num_trainers else None
     inputs = RooflineInputs(
         a=a,
         reference=models.get("reference"),
@@ -178,8 +175,8 @@ def make_plan(
         hardware=hardware,
         dtype=config.train.dtype,
         sync_bytes=sync.num_bytes if sync is not None else 0.0,
-        trained=trained,
-        recompute=recompute,
+        trained=TrainedModel.from_config(config, a) if layout.num_trainers else None,
+        recompute=_is_recomputed(config),
         is_one_node=layout.num_gpus <= config.cluster.num_gpus_per_node,
     )
     return Plan(
@@ -195,15 +192,15 @@ def make_plan(
         trainer=memories.trainer,
         critic=memories.critic,
         trainer_alternative=otherwise,
-        host=host,
-        critic_host=critic_host,
-        recompute=recompute,
+        host=hosts[0],
+        critic_host=hosts[1],
+        recompute=_is_recomputed(config),
         engine=memories.engine,
         judge=memories.judge,
         judge_model=config.reward.engine.hf_checkpoint if layout.num_reward_engines else None,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
-        trained=trained,
+        trained=inputs.trained,
         checkpoint=checkpoint_size(config, models) if layout.num_trainers else None,
         roofline=compute_roofline(config, inputs),
     )

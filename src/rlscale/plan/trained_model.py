@@ -27,13 +27,13 @@ class TrainedModel:
     mtp: MtpLayers = NO_MTP
 
     @classmethod
-    def from_config(cls, config: RunConfig, a: Architecture) -> TrainedModel:
-        """The parameters of a resolved config."""
-        mtp, lora = MtpLayers.from_config(config), config.train.lora
+    def from_config(cls, config: RunConfig, a: Architecture, *, is_critic: bool = False) -> TrainedModel:
+        """The parameters of a resolved config; of a critic, which has neither adapters nor further layers."""
+        mtp, rank = (NO_MTP, 0) if is_critic else (MtpLayers.from_config(config), config.train.lora.rank)
         frozen = find_frozen(a, config.train, num_mtp=mtp.number)
         whole = _part_sizes(a, mtp)
-        if lora.rank:
-            return cls(whole=whole, frozen=whole, adapters=adapter_elements(a, lora.rank), mtp=mtp)
+        if rank:
+            return cls(whole=whole, frozen=whole, adapters=adapter_elements(a, rank), mtp=mtp)
         return cls(whole=whole, frozen={part: _frozen_size(part, whole, frozen, mtp) for part in whole}, mtp=mtp)
 
     @property

@@ -290,7 +290,7 @@ def _is_counted(backend: MegatronBackend, path: str, config: MegatronConfig) -> 
     mtp = MtpLayers(number=DEPTHS["mimo"], is_trained=config.enable_mtp_training)
     own = [parameter for _, parameter in backend.policy.model.named_parameters()]
     layers = sum(p.numel() for name, p in backend.policy.model.named_parameters() if name.startswith(MTP))
-    # The plan leaves out the final norm of a stage.
+    # The plan ignores the final norm of a stage.
     whole = sum(p.numel() for p in own) - a.hidden_size
     trained = sum(p.numel() for p in own if p.requires_grad) - a.hidden_size
     return (layers, whole, trained) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -72,10 +73,9 @@ def check_disk_space(config: RunConfig) -> list[Problem]:
     Only where the model's size is known: less space than this always ends in a failure.
     """
     try:
-        models = list_architectures(config, policy_architecture(config.model))
-    except ConfigError:
+        size = checkpoint_size(config, list_architectures(config, policy_architecture(config.model)))
+    except (ConfigError, re.error):  # a rule of the config reports a wrong pattern of parameters
         return []
-    size = checkpoint_size(config, models)
     if size is None:
         return []
     assert config.checkpoint.save is not None, "there is a size"

@@ -132,7 +132,7 @@ def test_everything_that_a_checkpoint_has_needs_space(tmp_path: Path, monkeypatc
     critic = {"algo.advantage_estimator": "ppo"}
     ((_, both),) = needed(**critic)
     assert both > 1.7 * plain
-    # A critic with a folder of its own may be on another disk.
+    # A critic that has a separate folder may be on another disk.
     apart = dict(needed(**critic, **{"critic.save": str(tmp_path / "critic")}))
     assert apart["checkpoint.save"] == plain and apart["critic.save"] == pytest.approx(both - plain, abs=0.1)
 
