@@ -148,6 +148,8 @@ def find_tower(model_type: str, *, build: str | None, hf_checkpoint: str | None,
     Returns:
         None: its `config.json` is not on this machine, and it is not a published model that is known.
     """
+    if build is not None and build not in TINY_VISION:
+        return None  # a rule reports a family that is not that of the tiny model
     if build is not None:
         return TowerShape.from_config(model_type, {**TINY_TOWER, **TINY_VISION[build], "out_hidden_size": width})
     vision = read_config_json(hf_checkpoint).get("vision_config") or PUBLISHED.get(str(hf_checkpoint))
