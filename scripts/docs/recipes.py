@@ -7,7 +7,7 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.rules import has_agent
 from rlscale.errors import count_noun
 from rlscale.plan import Plan, find_hardware, find_suggestions, find_unsupported, make_plan
-from rlscale.plan.tables import format_count, format_size
+from rlscale.plan.quantities import format_count, format_size
 
 HARDWARE = ("h100", "h200")
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable, Mapping, Sequence
 from inspect import isawaitable
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlscale.agents.content_parts import image_contents
 from rlscale.agents.environment import Action, Observation, StepResult, Task, as_messages
 from rlscale.agents.environment_child import step_values
 from rlscale.agents.tool import Tool, ToolDefinitionError, ToolError, result_text
+from rlscale.images import IMAGE_TYPE, is_image_part, read_uri
 from rlscale.plugins.contracts import Contract, ContractError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 EXAMPLE_TASK = Task(index=0, messages=({"role": "user", "content": "1+1="},), label="2", seed=7)
 MAX_STEPS = 4
@@ -27,25 +33,59 @@ _EXAMPLES: Mapping[str, Any] = {
 }
 
 
-def check_tool(tool: Tool, arguments: Mapping[str, Any] | None = None) -> str:
-    """Calls a tool and returns the text that the policy gets.
+def check_tool(
+    tool: Tool, arguments: Mapping[str, Any] | None = None, *, images: Sequence[Picture] | None = None
+) -> str:
+    """Calls a tool and returns the text that the policy gets, with the size of each image in its place.
 
     Args:
         arguments: None: made from the schema.
+        images: PIL images of the row. None: one of 64 x 48 pixels, if the tool takes images.
 
     Raises:
-        ContractError: the function cannot be a tool, or its result cannot be a text.
+        ContractError: the function cannot be a tool, or its result is no text, image or JSON value.
     """
     try:
         schema = tool.spec["function"]["parameters"]
     except ToolDefinitionError as error:
         raise ContractError(error.rule, error.found) from error
     given = example_arguments(schema) if arguments is None else arguments
+    if images is None:
+        images = (example_picture(),) if tool.image_parameters else ()
     try:
-        found = tool.run(result_text(given))
-        return result_text(asyncio.run(_wait_for(found)) if isawaitable(found) else found)
+        found = tool.run(result_text(given), images)
+        found = asyncio.run(_wait_for(found)) if isawaitable(found) else found
     except ToolError as error:
         return f"Error: {error}"
+    try:
+        parts = image_contents(found, cut=str)
+    except (OSError, ValueError) as error:
+        raise ContractError("return texts, images or JSON values", str(error)) from error
+    return result_text(found) if parts is None else " ".join(map(_describe_part, parts))
+
+
+def example_picture() -> Picture:
+    """A picture whose pixels all differ, as a row would have it."""
+    # Imported here: an extra, which tools without images do not need.
+    from PIL import Image as PillowImage
+
+    width, height = 64, 48
+    picture = PillowImage.new("RGB", (width, height))
+    picture.putdata([(4 * x, 5 * y, 128) for y in range(height) for x in range(width)])
+    return picture
+
+
+def _describe_part(part: Mapping[str, str]) -> str:
+    if not is_image_part(part):
+        return part["text"]
+    # Imported here: as above.
+    from PIL import Image as PillowImage
+
+    try:
+        with PillowImage.open(io.BytesIO(read_uri(part[IMAGE_TYPE]))) as picture:
+            return f"[image {picture.width}x{picture.height}]"
+    except (OSError, ValueError) as error:
+        raise ContractError("return images that Pillow reads", str(error)) from error
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +177,7 @@ AGENT_CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             Contract(
                 kind="tool",
                 key="agent.tools",
-                call="@rlscale.agents.tool on a typed function, plain or async, or a list -> text or JSON values",
+                call="@rlscale.agents.tool on a typed function, plain or async, or a list -> text, images or JSON",
                 check=_describe_tools,
             ),
             Contract(

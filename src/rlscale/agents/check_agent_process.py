@@ -20,6 +20,11 @@ def check(path: str, kind: str, config: RunConfig) -> list[str]:
     if kind == "tool":
         tools = load_tools([path])
         names = [f"{each.name}({', '.join(each.arguments.model_fields)}): {each.description}" for each in tools]
+        names += [
+            f"{each.name} gets {count} of the row's images as {name}; the policy does not see this parameter"
+            for each in tools
+            for name, count in each.image_parameters.items()
+        ]
         return [*names, f"returned: {run_contract(contract, tools, path)}"]
     create: Callable[..., Any] = with_custom(load_hook(contract.key, path), config.custom)
     return [f"returned: {run_contract(contract, create, path)}"]

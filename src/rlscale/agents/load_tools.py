@@ -55,6 +55,16 @@ def _problem(tool: Tool, *, key: str, path: str, known: dict[str, Tool]) -> Prob
     return None
 
 
+def check_tool_images(tools: Sequence[Tool], *, reads_images: bool) -> list[Problem]:
+    """Problem of tools that take images of rows, in a run that reads none."""
+    names = [tool.name for tool in tools if tool.image_parameters]
+    if not names or reads_images:
+        return []
+    rule = f"be set with tools that take images of the row ({', '.join(names)})"
+    fix = "set it to the field of the rows that has them, e.g. data.multimodal_keys={image: images}"
+    return [Problem(path="data.multimodal_keys", rule=rule, value="null", fix=fix)]
+
+
 async def load_servers(servers: Sequence[str], *, timeout_s: float) -> list[list[ToolSpec]]:
     """The tools of each MCP server, which are started or asked at the same time.
 

@@ -22,7 +22,7 @@ from rlscale.agents.tool_pool import SHARED, Owner, ToolResult
 from rlscale.config.addresses import public_url
 from rlscale.config.groups.agent import AgentConfig, McpSessions
 from rlscale.errors import ConfigError, Problem
-from rlscale.images import IMAGE_TYPE
+from rlscale.images import IMAGE_TYPE, Image
 from rlscale.renderers.renderer import ToolSpec
 
 KEY = "agent.mcp_servers"
@@ -50,7 +50,7 @@ class McpTools:
         self._sessions: dict[Owner, _Session] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def call(self, name: str, arguments: str, owner: Owner) -> ToolResult:
+    async def call(self, name: str, arguments: str, owner: Owner, *, images: Sequence[Image] = ()) -> ToolResult:
         """See ToolCaller."""
         try:
             given = json.loads(arguments or "{}")

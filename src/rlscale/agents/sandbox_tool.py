@@ -4,12 +4,14 @@ rlscale-train ... agent.tools=[rlscale.agents.sandbox_tool:python] sandbox.kind=
 """
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from rlscale.agents.tool import Tool, ToolError, cut_text, tool
 from rlscale.agents.tool_pool import SHARED, Owner, ToolResult
 from rlscale.config.groups.sandbox import SandboxConfig
 from rlscale.errors import SandboxError
+from rlscale.images import Image
 from rlscale.sandboxes.open_sandboxes import open_pool
 from rlscale.sandboxes.python_tool import run_python
 from rlscale.sandboxes.sandbox import Sandbox
@@ -49,7 +51,7 @@ class SandboxTools:
         self._leases: dict[Owner, tuple[AbstractAsyncContextManager[Sandbox], Sandbox]] = {}
         self._opening = asyncio.Lock()
 
-    async def call(self, name: str, arguments: str, owner: Owner) -> ToolResult:
+    async def call(self, name: str, arguments: str, owner: Owner, *, images: Sequence[Image] = ()) -> ToolResult:
         """See `ToolCaller`. Whatever the program does is a result; only the sandbox itself fails."""
         try:
             code = python.parse(arguments)["code"]

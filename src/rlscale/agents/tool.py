@@ -13,7 +13,7 @@ def add(a: int, b: int) -> int:
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, update_wrapper
 from typing import Any, get_type_hints, overload
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticUndefined, to_json
 
+from rlscale.agents.image_parameters import ImageCount, bind_images, find_image_parameters
 from rlscale.plugins.user_hook import is_coroutine_function
 from rlscale.renderers.renderer import ToolSpec
 
@@ -69,6 +70,11 @@ class Tool:
         return is_coroutine_function(self.function)
 
     @cached_property
+    def image_parameters(self) -> Mapping[str, ImageCount]:
+        """The parameters that take images of the row, which are no arguments. Raises as `arguments`."""
+        return find_image_parameters(self._hints())
+
+    @cached_property
     def arguments(self) -> type[BaseModel]:
         """Model of the arguments.
 
@@ -82,6 +88,8 @@ class Tool:
         for name, parameter in inspect.signature(self.function).parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise ToolDefinitionError("take each argument by name", f"the parameter {parameter}")
+            if name in self.image_parameters:
+                continue
             if name not in hints:
                 raise ToolDefinitionError("have a type for every parameter", f"{name} without one")
             # Not None, which is a default like any other.
@@ -123,9 +131,17 @@ class Tool:
             raise ToolError(_describe(self.name, error)) from None
         return {name: getattr(model, name) for name in type(model).model_fields}
 
-    def run(self, arguments: str) -> Any:
-        """Calls the function with arguments as JSON. Returns its value, or a coroutine. Raises as `parse`."""
-        return self.function(**self.parse(arguments))
+    def run(self, arguments: str, pictures: Sequence[Any] = ()) -> Any:
+        """Calls the function with arguments as JSON. Returns its value, or a coroutine.
+
+        Args:
+            pictures: PIL images of the row.
+
+        Raises:
+            ToolError: as `parse`.
+            ValueError: the function takes another number of images.
+        """
+        return self.function(**self.parse(arguments), **bind_images(self.image_parameters, pictures))
 
     def _hints(self) -> dict[str, Any]:
         # Hints of an object are those of its class.

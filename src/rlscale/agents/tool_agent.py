@@ -12,6 +12,7 @@ from rlscale.agents.conversation import AgentConversation, can_continue, failed,
 from rlscale.agents.run_images import RunImages
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig
+from rlscale.images import Image
 from rlscale.renderers.message_images import prompt_messages
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
 from rlscale.rollout.generate_session import GenerateSession
@@ -51,13 +52,14 @@ class ToolAgent:
             tools=self._box.specs,
             max_turns=self._config.max_turns,
         )
+        row_images = trajectory.prompt.images
         talk.add(*prompt_messages(trajectory.prompt))
         if is_continued:
             trajectory.metadata[CONTINUED] = trajectory.metadata.get(CONTINUED, 0) + 1
             talk.resume()
         try:
             while (answer := await talk.answer()) is not None:
-                messages = await self._results(answer, talk)
+                messages = await self._results(answer, talk, row_images)
                 if not messages:
                     return
                 talk.add(*messages)
@@ -71,7 +73,9 @@ class ToolAgent:
         calls = (call for message in messages for call in message.get("tool_calls", ()))
         return any(self._box.keeps_state(call["function"]["name"]) for call in calls)
 
-    async def _results(self, answer: ParsedAnswer, talk: AgentConversation) -> list[Message]:
+    async def _results(
+        self, answer: ParsedAnswer, talk: AgentConversation, row_images: Sequence[Image]
+    ) -> list[Message]:
         """The messages that follow an answer; none: it is the last one."""
         if not answer.tool_calls:
             if answer.error is None:
@@ -81,7 +85,8 @@ class ToolAgent:
             # No tool message: there is no call that it could answer.
             return [{"role": "user", "content": f"Error: the tool call cannot be read: {answer.error}"}]
         calls = answer.to_message()["tool_calls"]
-        results = await call_all(self._box, [(call.name, call.arguments) for call in answer.tool_calls], owner=talk)
+        named = [(call.name, call.arguments) for call in answer.tool_calls]
+        results = await call_all(self._box, named, owner=talk, images=row_images)
         talk.counts.tool_calls += len(results)
         talk.counts.tool_rejected += sum(result.is_rejected for result in results)
         talk.counts.tool_failed += sum(result.error is not None or result.num_calls > 1 for result in results)
@@ -97,8 +102,14 @@ class ToolAgent:
         ]
 
 
-async def call_all(box: ToolBox, calls: Sequence[tuple[str, str]], *, owner: Owner) -> list[ToolResult]:
-    """The results of calls that run at the same time; none is left running."""
+async def call_all(
+    box: ToolBox, calls: Sequence[tuple[str, str]], *, owner: Owner, images: Sequence[Image] = ()
+) -> list[ToolResult]:
+    """The results of calls that run at the same time; none is left running.
+
+    Args:
+        images: of the row.
+    """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(box.call(name, arguments, owner)) for name, arguments in calls]
+        tasks = [group.create_task(box.call(name, arguments, owner, images=images)) for name, arguments in calls]
     return [task.result() for task in tasks]

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlscale.agents.content_parts import image_contents
+from rlscale.agents.image_parameters import open_pictures
 from rlscale.agents.load_tools import load_tools
 from rlscale.agents.tool import Tool, ToolError, cut_text, result_text
+from rlscale.images import Image
 from rlscale.rewards.call_server import encode_error, serve_calls, to_error
 from rlscale.rewards.reward_value import GradingError
 
@@ -34,10 +36,10 @@ class ToolCalls:
         self._tools = {tool.name: tool for tool in load_tools(spec.paths)}
         self.is_async, self._max_chars = spec.is_async, spec.max_chars
 
-    def open(self, payload: Sequence[str]) -> "_ToolCall":
-        """A call; `payload` is the name of a tool and its arguments as JSON."""
-        name, arguments = payload
-        return _ToolCall(self._tools[name], arguments, max_chars=self._max_chars)
+    def open(self, payload: tuple[str, str, Sequence[Image]]) -> "_ToolCall":
+        """A call; `payload` is the name of a tool, its arguments as JSON, and the images of the row."""
+        name, arguments, images = payload
+        return _ToolCall(self._tools[name], arguments, images, max_chars=self._max_chars)
 
     def receive(self, kind: str, *arguments: Any) -> None:
         """Tools get no messages but calls."""
@@ -51,13 +53,13 @@ class ToolCalls:
 
 
 class _ToolCall:
-    def __init__(self, tool: Tool, arguments: str, *, max_chars: int) -> None:
-        self._tool, self._arguments, self._max_chars = tool, arguments, max_chars
+    def __init__(self, tool: Tool, arguments: str, images: Sequence[Image], *, max_chars: int) -> None:
+        self._tool, self._arguments, self._images, self._max_chars = tool, arguments, images, max_chars
 
     def run(self) -> Any:
         # An error for the policy is a value; any other exception is one of the tool.
         try:
-            found = self._tool.run(self._arguments)
+            found = self._tool.run(self._arguments, open_pictures(self._images))
         except ToolError as error:
             return error
         return self._awaited(found) if isinstance(found, Awaitable) else found

@@ -59,8 +59,12 @@ class ToolCaller(Protocol):
     @property
     def specs(self) -> Sequence[ToolSpec]: ...
 
-    async def call(self, name: str, arguments: str, owner: Owner) -> ToolResult:
-        """Calls a tool of `specs` once. Never raises what a tool raises."""
+    async def call(self, name: str, arguments: str, owner: Owner, *, images: Sequence[Image] = ()) -> ToolResult:
+        """Calls a tool of `specs` once. Never raises what a tool raises.
+
+        Args:
+            images: of the row, for tools that take them.
+        """
         ...
 
     async def release(self, owner: Owner) -> None:
@@ -93,10 +97,12 @@ class FunctionTools:
         }
         self._pools = pools
         self._pool_of = {tool.name: pools[tool.is_async] for tool in tools}
+        self._takes_images = {tool.name for tool in tools if tool.image_parameters}
 
-    async def call(self, name: str, arguments: str, owner: Owner) -> ToolResult:
+    async def call(self, name: str, arguments: str, owner: Owner, *, images: Sequence[Image] = ()) -> ToolResult:
         """See ToolCaller."""
-        return _as_result(await self._pool_of[name].call((name, arguments)))
+        taken = tuple(images) if name in self._takes_images else ()
+        return _as_result(await self._pool_of[name].call((name, arguments, taken)))
 
     async def release(self, owner: Owner) -> None:
         """Functions keep nothing for an attempt."""
@@ -128,8 +134,14 @@ class ToolBox:
         self._on_error = config.on_tool_error
         self._max_calls = 1 + (config.tool_retries if config.on_tool_error == OnToolError.retry else 0)
 
-    async def call(self, name: str, arguments: str, owner: Owner = SHARED) -> ToolResult:
-        """The result of a call. With an `error` the trajectory has failed, unless that is a result for the policy."""
+    async def call(
+        self, name: str, arguments: str, owner: Owner = SHARED, *, images: Sequence[Image] = ()
+    ) -> ToolResult:
+        """The result of a call. With an `error` the trajectory has failed, unless that is a result for the policy.
+
+        Args:
+            images: of the row, for tools that take them.
+        """
         caller, began_s = self._caller_of.get(name), time.monotonic()
         if caller is None:
             known = ", ".join(self._caller_of)
@@ -138,7 +150,7 @@ class ToolBox:
         for number in range(1, self._max_calls + 1):
             if number > 1:
                 await asyncio.sleep(RETRY_BACKOFF_S * 2 ** (number - 2))
-            result = await self._opened(await caller.call(name, arguments, owner))
+            result = await self._opened(await caller.call(name, arguments, owner, images=images))
             if result.error is None:
                 break
         return replace(result, num_calls=number, seconds=time.monotonic() - began_s)

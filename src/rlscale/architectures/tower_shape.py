@@ -125,6 +125,11 @@ class TowerShape:
         """Parameters of the tower with its projectors."""
         return self.depth * self.block_parameters + sum(math.prod(shape) for _, shape in self.other_shapes())
 
+    @cached_property
+    def projector_parameters(self) -> int:
+        """Parameters of the projector, and of those of deepstack."""
+        return sum(math.prod(shape) for name, shape in self.other_shapes() if "merger" in name)
+
     def _norm(self, name: str, width: int) -> Iterator[NamedShape]:
         yield f"{name}.weight", (width,)
         if not self.is_gated:
@@ -143,6 +148,8 @@ def find_tower(model_type: str, *, build: str | None, hf_checkpoint: str | None,
     Returns:
         None: its `config.json` is not on this machine, and it is not a published model that is known.
     """
+    if build is not None and build not in TINY_VISION:
+        return None  # a rule reports a family that is not that of the tiny model
     if build is not None:
         return TowerShape.from_config(model_type, {**TINY_TOWER, **TINY_VISION[build], "out_hidden_size": width})
     vision = read_config_json(hf_checkpoint).get("vision_config") or PUBLISHED.get(str(hf_checkpoint))

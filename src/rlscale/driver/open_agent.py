@@ -13,7 +13,7 @@ from rlscale.agents.environment_agent import EnvironmentAgent
 from rlscale.agents.environment_child import EnvironmentSpec
 from rlscale.agents.environment_log import EnvironmentLog
 from rlscale.agents.environment_pool import EnvironmentPool
-from rlscale.agents.load_tools import check_server_names, load_servers, load_tools
+from rlscale.agents.load_tools import check_server_names, check_tool_images, load_servers, load_tools
 from rlscale.agents.run_images import RunImages
 from rlscale.agents.sandbox_tool import SandboxTools, needs_sandbox
 from rlscale.agents.tool_agent import ToolAgent
@@ -96,6 +96,8 @@ async def open_tools(config: AgentConfig, sandbox: SandboxConfig, *, images: Run
     """
     paths, servers = config.tools or [], config.mcp_servers or []
     tools = load_tools(paths)
+    if problems := check_tool_images(tools, reads_images=images is not None):
+        raise ConfigError(problems)
     functions = [tool for tool in tools if not needs_sandbox(tool)]
     callers: list[ToolCaller] = [FunctionTools(functions, paths, config)] if functions else []
     if len(functions) < len(tools):

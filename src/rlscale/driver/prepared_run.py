@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rlscale.agents.image_parameters import find_wrong_row
+from rlscale.agents.load_tools import load_tools
 from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture, ForwardCost
 from rlscale.config import LossType, RewardConfig, RewardType, RunConfig, prompts_name
 from rlscale.config.resolve.eval_sets import eval_sets
@@ -15,7 +17,7 @@ from rlscale.data.prompts import FilePromptSource
 from rlscale.data.source import NoPrompts, build_prompt_source
 from rlscale.driver.open_teachers import find_other_tokenizers
 from rlscale.driver.substitutes import Substitutes
-from rlscale.errors import ConfigError, Problem
+from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.evaluation.load_sets import EvalSet, load_eval_sets
 from rlscale.models.hf_models import load_hf_fields, load_tokenizer
 from rlscale.observe.evaluation_files import Measured
@@ -126,6 +128,7 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
     if not only_evaluates(config):
         prompts = build_prompt_source(config, tokenizer, positions=positions, args=args)
     evaluated = tuple(load_eval_sets(config, tokenizer, positions=positions, args=args))
+    _check_tool_images(config, prompts, evaluated)
     per_epoch, per_rollout = _rollouts_per_epoch(config, prompts), config.batch.rollout_batch_size
     return PreparedRun(
         config=config,
@@ -153,6 +156,19 @@ def prepare_run(config: RunConfig, model_path: str) -> PreparedRun:
         if [name for name in REQUIRED_FIELDS if name not in fields]
         else Architecture.from_fields(fields).forward_cost,
     )
+
+
+def _check_tool_images(config: RunConfig, prompts: PromptSource, evaluated: Sequence[EvalSet]) -> None:
+    """Raises DataError for a row that has not the images that a function of `agent.tools` takes."""
+    if config.data.multimodal_keys is None or not uses_engines(config) or not config.agent.tools:
+        return
+    parameters = {tool.name: tool.image_parameters for tool in load_tools(config.agent.tools)}
+    sets = [(each.prompts, f"evaluation set {each.name}") for each in evaluated]
+    if isinstance(prompts, FilePromptSource):
+        sets.append((prompts.prompts, prompts_name(config.data)))
+    for rows, source in sets:
+        if (wrong := find_wrong_row(rows, parameters, source=source)) is not None:
+            raise DataError(wrong)
 
 
 def _vocab_size(fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int:

@@ -28,6 +28,7 @@ from rlscale.plan.activations import (
     tower_backward_bytes,
     tower_saved_bytes,
 )
+from rlscale.plan.frozen_parameters import NONE_FROZEN, FrozenParameters, Scope
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +42,7 @@ class TrainerWork:
     optimizer: OptimizerName = OptimizerName.adam
     adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
     on_cpu: bool = False  # device and host share the memory, so offloading saves none
-    frozen: tuple[Shape, ...] = ()  # weights of the vision tower that are not trained
-    tower_blocks: int = 0  # of the vision tower whose activations the backward pass needs
+    frozen: FrozenParameters = NONE_FROZEN
     has_values: bool = False  # a critic: one row instead of the output layer, so `a.tied` is true
 
 
@@ -116,11 +116,12 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     if work.adapter_rank:
         return 2 * FLOAT32 * adapter_elements(a, work.adapter_rank) / work.num_ranks
     # Muon trains matrices of layers; embedding, norms and biases stay with Adam.
-    elements = 2 * (shard - sharded_elements(work.frozen, work.num_ranks))
+    elements = 2 * (shard - sharded_elements(work.frozen.shapes, work.num_ranks))
     if work.optimizer == OptimizerName.muon:
         for layer, number in a.kinds.items():
             matrices = tuple(shape for shape in a.layer_shapes(layer) if len(shape) > 1)
             elements -= sharded_elements(matrices, work.num_ranks) * number
+        elements += sharded_elements(work.frozen.layer_matrices, work.num_ranks)
     return FLOAT32 * elements
 
 
@@ -131,11 +132,11 @@ def adapter_elements(a: Architecture, rank: int) -> int:
     return sum(rank * (rows + columns) * number for (rows, columns), number in matrices)
 
 
-def _trained_share(a: Architecture, work: TrainerWork) -> float:
-    """Elements with a gradient, as a fraction of the model's."""
+def _trained_share(a: Architecture, work: TrainerWork, scope: Scope = Scope.model) -> float:
+    """Elements with a gradient, as a fraction of those of a scope."""
     if work.adapter_rank:
         return adapter_elements(a, work.adapter_rank) / a.parameters
-    return 1 - count_elements(work.frozen) / a.parameters
+    return work.frozen.trained_share(a, scope)
 
 
 def shard_elements(a: Architecture, num_ranks: int) -> int:
@@ -161,17 +162,20 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
         yield "gradient of logits", {**common, "logits": head_backward_bytes(a, micro)}
     # Between layers of one kind memory changes linearly, so the maximum is at the first or last layer of a kind.
     ends = {layer for start in a.kinds for layer in (start - 2, start - 1, start, start + 1)}
-    ends |= {a.num_layers - 2, a.num_layers - 1}
-    phases = [(layer, _layer_moment(a, work, layer)) for layer in sorted(ends) if 0 <= layer < a.num_layers]
-    layer, phase = max(phases, key=lambda pair: sum(pair[1].values()))
-    yield f"backward pass of layer {layer}", phase
-    if a.tower is not None and work.tower_blocks:
+    ends |= {a.num_layers - 2, a.num_layers - 1, work.frozen.first_layer}
+    backward = [layer for layer in sorted(ends) if work.frozen.first_layer <= layer < a.num_layers]
+    if backward:
+        phases = [(layer, _layer_moment(a, work, layer)) for layer in backward]
+        layer, phase = max(phases, key=lambda pair: sum(pair[1].values()))
+        yield f"backward pass of layer {layer}", phase
+    if a.tower is not None and work.frozen.tower_blocks:
         yield "backward pass of the vision tower", _tower_moment(a, a.tower, work)
     # At the end: the gradients of embedding and output layer, and their reduce-scatter.
     # A critic has no output layer.
     tables = (1 if work.has_values else 2) * b * a.vocab_size * a.hidden_size
-    last = tables + FLOAT32 * (a.root_parameters + shard_elements(a, work.num_ranks))
-    yield "last gradients", {"gathered weights": root, "gradients": last * _trained_share(a, work)}
+    last = (tables + FLOAT32 * a.root_parameters) * _trained_share(a, work, Scope.root)
+    last += FLOAT32 * shard_elements(a, work.num_ranks) * _trained_share(a, work)
+    yield "last gradients", {"gathered weights": root, "gradients": last}
 
 
 def _accumulated(a: Architecture, work: TrainerWork) -> float:
@@ -181,16 +185,18 @@ def _accumulated(a: Architecture, work: TrainerWork) -> float:
 
 def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
     """Bytes that the layers below `stop` save; a recomputed layer saves its input only."""
+    # Layers before the first one with a backward pass save nothing.
+    first = work.frozen.first_layer
     if work.recompute:
-        return stop * layer_input_bytes(a, work.largest)
+        return max(stop - first, 0) * layer_input_bytes(a, work.largest)
     # Layers of each kind below `stop`; a kind starts at layer `start`.
-    counts = {start: min(max(stop - start, 0), number) for start, number in a.kinds.items()}
+    counts = {start: max(min(stop, start + number) - max(first, start), 0) for start, number in a.kinds.items()}
     return sum(layer_saved_bytes(a, start, work.largest) * number for start, number in counts.items())
 
 
 def _tower_alive(a: Architecture, work: TrainerWork) -> float:
     """Bytes that the vision tower saves until its backward pass, after that of the decoder."""
-    return 0 if a.tower is None else tower_saved_bytes(a.tower, work.tower_blocks, work.largest, work.recompute)
+    return 0 if a.tower is None else tower_saved_bytes(a.tower, work.frozen.tower_blocks, work.largest, work.recompute)
 
 
 def _tower_moment(a: Architecture, tower: TowerShape, work: TrainerWork) -> dict[str, float]:
@@ -199,11 +205,12 @@ def _tower_moment(a: Architecture, tower: TowerShape, work: TrainerWork) -> dict
     activations = _tower_alive(a, work) + tower_backward_bytes(tower, micro)
     activations += tower_saved_bytes(tower, 1, micro, False) if work.recompute else 0
     # The shards of the decoder's gradients are complete.
-    gradients = FLOAT32 * shard_elements(a, work.num_ranks) + 2 * FLOAT32 * tower.block_parameters
-    gradients += b * a.vocab_size * a.hidden_size
+    gradients = FLOAT32 * shard_elements(a, work.num_ranks) * _trained_share(a, work)
+    gradients += 2 * FLOAT32 * tower.block_parameters * _trained_share(a, work, Scope.blocks)
+    gradients += b * a.vocab_size * a.hidden_size * _trained_share(a, work, Scope.root)
     return {
         "gathered weights": b * (a.root_parameters + 2 * tower.block_parameters),
-        "gradients": gradients * _trained_share(a, work) + _accumulated(a, work),
+        "gradients": gradients + _accumulated(a, work),
         "activations": activations,
     }
 
@@ -214,12 +221,13 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
     gathered = a.root_parameters + sum(a.layer_parameters(j) for j in (layer, layer - 1) if j >= 0)
     # While the activations of the MLP are alive, only its last matrix has a gradient.
     gradients = b * count_elements(tuple(a.mlp_shapes(layer))) / 3
-    gradients += 0 if work.has_values else b * a.vocab_size * a.hidden_size
     if work.num_microbatches == 1 and above < a.num_layers:
         counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}
         gradients += FLOAT32 * sum(sharded_elements(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())
         gradients += FLOAT32 * a.layer_parameters(above)  # in its reduce-scatter
-    gradients = gradients * _trained_share(a, work) + _accumulated(a, work)
+    gradients = gradients * _trained_share(a, work, Scope.layers) + _accumulated(a, work)
+    table = 0 if work.has_values else b * a.vocab_size * a.hidden_size
+    gradients += table * _trained_share(a, work, Scope.root)
     activations = _alive(a, work, above) + layer_backward_bytes(a, layer, micro) + _tower_alive(a, work)
     activations += layer_saved_bytes(a, layer, micro) if work.recompute else 0
     return {"gathered weights": b * gathered, "gradients": gradients, "activations": activations}

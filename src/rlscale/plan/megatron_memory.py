@@ -13,10 +13,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rlscale.architectures.architecture import Architecture, count_elements
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import FLOAT32, MicrobatchSpec, default_chunk, head_backward_bytes, head_forward_bytes
+from rlscale.plan.frozen_parameters import NONE_FROZEN, FrozenParameters
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_activations import (
     ParallelSizes,
@@ -26,6 +27,8 @@ from rlscale.plan.megatron_activations import (
     layer_saved_bytes,
     shard_microbatch,
 )
+from rlscale.plan.megatron_parameters import RankParameters, rank_parameters, trained_parameters
+from rlscale.plan.mtp_layers import NO_MTP, MtpLayers
 
 BUCKET_BYTES = 2**28
 """Size of the buckets in which a rank receives weights (training/megatron/hf_mapping/export_hf.py)."""
@@ -42,6 +45,8 @@ class MegatronWork:
     sends_own: bool = False  # every rank sends its weights to the engines, instead of one rank that gathers them all
     is_critic: bool = False  # one value per token instead of logits, and no weight sync
     adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
+    mtp: MtpLayers = NO_MTP
+    frozen: FrozenParameters = NONE_FROZEN
 
 
 def megatron_memory(
@@ -56,7 +61,7 @@ def megatron_memory(
         work: of the ranks.
     """
     parallel = ParallelSizes.from_config(config, work.num_ranks)
-    dense, experts = _rank_parameters(a, parallel)
+    trained = trained_parameters(a, parallel, work.mtp, work.frozen)
     spread, spread_experts = 1, 1
     if config.use_distributed_optimizer:
         spread = parallel.data * parallel.context
@@ -64,10 +69,10 @@ def megatron_memory(
         spread_experts = max(1, work.num_ranks // expert_ranks)
     shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
-    weights = micro.dtype_bytes * (dense + experts)
+    weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
     if work.adapter_rank:  # only adapters have gradients and states of the optimizer
-        dense, experts = _adapter_parameters(a, parallel, rank=work.adapter_rank), 0.0
-    gradients = FLOAT32 * (dense + experts)
+        trained = RankParameters(dense=_adapter_parameters(a, parallel, rank=work.adapter_rank), experts=0.0)
+    gradients = FLOAT32 * trained.total
     phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
     if work.has_reference:
         phases["reference"] = {"its weights": weights, "activations": layer_saved_bytes(a, 0, shard, parallel)}
@@ -75,10 +80,10 @@ def megatron_memory(
         phases["weight sync"] = _sync_phase(a, weights, parallel, work=work, dtype_bytes=micro.dtype_bytes)
     if config.use_distributed_optimizer:
         both = (spread, spread_experts)
-        phases["checkpoint"] = _save_phase(a, shard, parallel, dense=dense, experts=experts, spread=both)
+        phases["checkpoint"] = _save_phase(a, shard, parallel, trained=trained, spread=both)
     return TrainerMemory(
         weights=weights,
-        optimizer=_optimizer_bytes(config, micro) * (dense / spread + experts / spread_experts),
+        optimizer=_optimizer_bytes(config, micro) * (trained.dense / spread + trained.experts / spread_experts),
         reference=weights if work.has_reference else 0.0,
         # Megatron-core allocates the gradient buffers once, so every phase contains them.
         phases={name: {"gradients": gradients, **parts} for name, parts in phases.items()},
@@ -112,13 +117,16 @@ def _step_phases(
     yield "backward pass", {"activations": in_flight * alive + backward}
     if work.is_critic:
         return
-    last = alive + last_stage_saved_bytes(a, micro, parallel)
+    mtp = work.mtp.saved_bytes(a, micro, parallel, is_full=is_full)
+    last = alive + last_stage_saved_bytes(a, micro, parallel) + mtp
     # Megatron's output layer is chunked whatever the family, so the family is removed.
     head = replace(a, vocab_size=math.ceil(a.vocab_size / parallel.tensor), model_type=None)
     given, default = micro.chunk_tokens, default_chunk(head, micro)
     chunked = replace(micro, chunk_tokens=given if given > 0 else default)
     yield "logits", {"activations": last, "logits": head_forward_bytes(head, chunked)}
     yield "gradient of logits", {"activations": last, "logits": head_backward_bytes(head, chunked)}
+    if mtp:
+        yield "backward pass of multi-token prediction", {"activations": last + backward}
 
 
 def _sync_phase(
@@ -134,7 +142,7 @@ def _sync_phase(
         dtype_bytes: of a weight.
     """
     is_sharded = max(parallel.tensor, parallel.expert_tensor) > 1
-    total = dtype_bytes * float(a.parameters)
+    total = dtype_bytes * float(a.parameters + work.mtp.parameters(a))
     if work.sends_own:  # each stage, and each owner of experts
         total = min(total, own * max(parallel.tensor, parallel.expert_tensor))
     received = max(total - own, 0.0)
@@ -151,8 +159,7 @@ def _save_phase(
     micro: MicrobatchSpec,
     parallel: ParallelSizes,
     *,
-    dense: float,
-    experts: float,
+    trained: RankParameters,
     spread: tuple[int, int],
 ) -> dict[str, float]:
     """Checkpoint: every rank gathers the states of all data-parallel ranks (master weights, Adam's two states).
@@ -161,14 +168,16 @@ def _save_phase(
     them, and copies of one state: in parts and in one piece, of this buffer and of the one before. Gloo holds a further
     piece in about half of the cases, and nearly always if experts come after dense weights.
     """
-    last, ranks, pieces = (experts, spread[1], 4.0) if experts else (dense, spread[0], 3.5)
-    if parallel.pipeline > 1 and a.tied and not experts:
+    last, ranks, pieces = trained.dense, spread[0], 3.5
+    if trained.experts:
+        last, ranks, pieces = trained.experts, spread[1], 4.0
+    elif parallel.pipeline > 1 and a.tied:
         # An embedding that two stages share is a separate buffer.
         table = a.vocab_size * a.hidden_size / parallel.tensor
         last = max(last - table, table)
     if micro.device != "cpu":
         return {"gathered states": FLOAT32 * last}  # NCCL gathers one state at a time; the others are on the host
-    return {"gathered states": FLOAT32 * (3 * (dense + experts) + last * (pieces + 3 / ranks))}
+    return {"gathered states": FLOAT32 * (3 * trained.total + last * (pieces + 3 / ranks))}
 
 
 def _optimizer_bytes(config: MegatronConfig, micro: MicrobatchSpec) -> float:
@@ -176,18 +185,3 @@ def _optimizer_bytes(config: MegatronConfig, micro: MicrobatchSpec) -> float:
     each = STATE_BYTES + (MASTER_BYTES if micro.dtype_bytes < FLOAT32 else 0)
     is_offloaded = config.core_args.get("optimizer_cpu_offload", False)
     return each * (1 - config.core_args.get("optimizer_offload_fraction", 0.0)) if is_offloaded else each
-
-
-def _rank_parameters(a: Architecture, parallel: ParallelSizes) -> tuple[float, float]:
-    """Parameters of a rank of the fullest stage: dense ones, and those of experts."""
-    layers = math.ceil(a.num_layers / parallel.pipeline)
-    expert = 3 * a.hidden_size * a.expert_size * a.num_experts
-    whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
-    num_with_experts = min(layers, a.num_layers - a.num_dense_layers) if a.num_experts else 0
-    root = a.root_parameters if parallel.pipeline == 1 else a.vocab_size * a.hidden_size
-    if parallel.pipeline == 1:
-        dense = root + sum(whole[j] * number for j, number in a.kinds.items())
-    else:
-        # The fullest stage has one of the tables and as many layers of the largest kind as a stage has.
-        dense = root + layers * max(whole.values())
-    return dense / parallel.tensor, num_with_experts * expert / (parallel.expert * parallel.expert_tensor)

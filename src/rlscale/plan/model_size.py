@@ -22,7 +22,8 @@ def policy_architecture(model: ModelConfig) -> Architecture:
     Raises:
         ConfigError: fields are missing, and no `config.json` on this machine contains them.
     """
-    fields = architecture_fields(vars(model), build=model.build, hf_checkpoint=model.hf_checkpoint)
+    given = {name: getattr(model, name) for name in CONFIG_NAMES}
+    fields = architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint)
     missing = [name for name in REQUIRED_FIELDS if name not in fields]
     if missing:
         fix = "choose a model whose fields are known (model=qwen3_4b), set it, or use a checkpoint on this machine"

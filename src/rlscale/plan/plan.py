@@ -26,8 +26,10 @@ from rlscale.config.rules import uses_engines
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
+from rlscale.plan.checkpoint_size import CheckpointSize, checkpoint_size
 from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
 from rlscale.plan.engine_weights import WeightFormat
+from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, adapter_elements, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.host_memory import HostMemory, host_memories
@@ -41,10 +43,12 @@ from rlscale.plan.model_size import (
     policy_architecture,
     route_bytes_per_token,
 )
+from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.plan.placement import Layout, Place, build_layout, place_actors
 from rlscale.plan.roofline import Roofline, RooflineInputs, compute_roofline
 from rlscale.plan.teacher_loss import teacher_loss_memory
-from rlscale.plan.tower_work import with_tower
+from rlscale.plan.tower_work import with_images
+from rlscale.plan.trained_model import TrainedModel
 
 MAX_MATRIX_LEN = 64
 """Longest sample whose attention is plain matrix products on a CPU (training/attention/packed.py)."""
@@ -83,6 +87,8 @@ class Plan:
     judge_model: str | None  # None: the starting model of the run
     memory_budgets: tuple[MemoryBudget, ...]
     sync: SyncTraffic | None
+    trained: TrainedModel | None  # None: no trainer
+    checkpoint: CheckpointSize | None  # None: none is saved
     roofline: Roofline
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -115,6 +121,8 @@ class Plan:
             "judge_model": self.judge_model,
             "memory_budgets": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.memory_budgets],
             "sync": None if self.sync is None else asdict(self.sync),
+            "trained": None if self.trained is None else self.trained.to_dict(),
+            "checkpoint": None if self.checkpoint is None else self.checkpoint.to_dict(),
             "roofline": {**asdict(self.roofline), "seconds": self.roofline.seconds},
             "derived": [asdict(each) for each in self.derived],
             "warnings": list(self.warnings),
@@ -145,8 +153,7 @@ def make_plan(
     Args:
         config: resolved.
         hardware: that the run uses.
-        prompt_tokens: length of every prompt. None: the config's limit.
-        response_tokens: length of every response. None: the config's limit.
+        prompt_tokens, response_tokens: length of every prompt and response. None: the config's limits.
 
     Raises:
         ConfigError: the architecture of the model is unknown.
@@ -156,9 +163,8 @@ def make_plan(
     lengths = assume_lengths(config, prompt=prompt_tokens, response=response_tokens, positions=a.max_positions)
     layout = build_layout(config)
     batches = _batches(config, a, lengths, layout)
-    recompute = _is_recomputed(config)
     memories, otherwise = _part_memories(config, models, layout, lengths=lengths, batches=batches, hardware=hardware)
-    host, critic_host = host_memories(config, models, layout)
+    hosts = host_memories(config, models, layout)
     sync = _sync(config, a) if layout.num_trainers and uses_engines(config) else None
     inputs = RooflineInputs(
         a=a,
@@ -170,7 +176,8 @@ def make_plan(
         hardware=hardware,
         dtype=config.train.dtype,
         sync_bytes=sync.num_bytes if sync is not None else 0.0,
-        recompute=recompute,
+        trained=TrainedModel.from_config(config, a) if layout.num_trainers else None,
+        recompute=_is_recomputed(config),
         is_one_node=layout.num_gpus <= config.cluster.num_gpus_per_node,
     )
     return Plan(
@@ -186,14 +193,16 @@ def make_plan(
         trainer=memories.trainer,
         critic=memories.critic,
         trainer_alternative=otherwise,
-        host=host,
-        critic_host=critic_host,
-        recompute=recompute,
+        host=hosts[0],
+        critic_host=hosts[1],
+        recompute=_is_recomputed(config),
         engine=memories.engine,
         judge=memories.judge,
         judge_model=config.reward.engine.hf_checkpoint if layout.num_reward_engines else None,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
         sync=sync,
+        trained=inputs.trained,
+        checkpoint=checkpoint_size(config, models) if layout.num_trainers else None,
         roofline=compute_roofline(config, inputs),
     )
 
@@ -268,13 +277,17 @@ def _judge(config: RunConfig, policy: Architecture, lengths: Lengths, hardware: 
 
 
 def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths) -> TrainerMemory:
-    """The memory of a rank of the critic: all weights are trained, with one value per token instead of logits."""
+    """The memory of a rank of the critic, with one value per token instead of logits."""
     num_ranks = layout.num_critics or layout.num_trainers
     work = _work(config, _batches_on(config, lengths, num_ranks), lengths, num_ranks=num_ranks)
+    # Next to adapters all weights of a critic are trained, otherwise those that the patterns leave.
+    frozen = find_frozen(a, config.train)
     if config.train.backend == TrainBackendName.megatron:
-        megatron_work = MegatronWork(num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True)
+        megatron_work = MegatronWork(
+            num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True, frozen=frozen
+        )
         return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
-    return trainer_memory(a, replace(work, adapter_rank=0, has_values=True))
+    return trainer_memory(a, replace(work, adapter_rank=0, has_values=True, frozen=frozen))
 
 
 def _trainer(
@@ -285,8 +298,10 @@ def _trainer(
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if has_base_as_reference(config):
         reference = None
+    mtp = MtpLayers.from_config(config)
+    work = replace(work, frozen=find_frozen(a, config.train, num_mtp=mtp.number))
     if a.tower is not None:
-        work = with_tower(work, a.tower, config, batches, lengths)
+        work = replace(work, largest=with_images(work.largest, config, batches, lengths))
     if config.train.backend == TrainBackendName.megatron:
         megatron_work = MegatronWork(
             num_ranks=num_ranks,
@@ -294,6 +309,8 @@ def _trainer(
             has_reference=reference is not None,
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
             adapter_rank=work.adapter_rank,
+            mtp=mtp,
+            frozen=work.frozen,
         )
         memory = megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
     else:
@@ -360,7 +377,7 @@ def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
         num_bytes = adapter_elements(a, lora.rank) * dtype_bytes
         return SyncTraffic(channel="adapters over HTTP", num_bytes=num_bytes, num_buckets=1)
     weights = WeightFormat(dtype_bytes=dtype_bytes, precision=config.rollout.weight_precision)
-    num_bytes = weights.model_bytes(a)
+    num_bytes = weights.model_bytes(a) + dtype_bytes * MtpLayers.from_config(config).parameters(a)
     channel = config.train.weight_channel
     number = max(1, math.ceil(num_bytes / config.train.update_weight_buffer_size))
     return SyncTraffic(channel=str(channel), num_bytes=num_bytes, num_buckets=number)

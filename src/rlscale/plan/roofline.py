@@ -25,6 +25,7 @@ from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.placement import Layout
+from rlscale.plan.trained_model import TrainedModel
 
 ADAM_TRAFFIC = 28
 """Bytes per parameter that an optimizer step reads and writes: weight, two states and gradient, in float32."""
@@ -72,6 +73,7 @@ class RooflineInputs:
     hardware: Hardware
     dtype: ComputeDtype
     sync_bytes: float
+    trained: TrainedModel | None  # None: no trainer
     recompute: bool
     is_one_node: bool
 
@@ -155,9 +157,11 @@ def _training(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     if setting.reference is not None:
         scored = setting.reference.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
         parts.append(_overlapped("reference logprobs", scored, moved=traffic.scoring, setting=setting))
-    trained = (3 * forward + again) * config.algo.ppo_epochs
+    assert setting.trained is not None, "there is a trainer"
+    mtp = setting.trained.mtp.step_flops(a, tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
+    trained = (3 * forward + again + mtp) * config.algo.ppo_epochs
     parts.append(_overlapped("forward and backward", trained, moved=traffic.training, setting=setting))
-    touched = batches.steps * ADAM_TRAFFIC * a.parameters / setting.layout.num_trainers
+    touched = batches.steps * ADAM_TRAFFIC * setting.trained.trained / setting.layout.num_trainers
     seconds = touched / setting.hardware.memory_bandwidth
     return [*parts, StepPart(name="optimizer", seconds=seconds, bound="memory bandwidth")]
 

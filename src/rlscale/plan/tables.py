@@ -9,15 +9,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rlscale.architectures.family import find_family
 from rlscale.config import TrainBackendName
 from rlscale.config.errors import show
 from rlscale.errors import count_noun
-from rlscale.plan.batches import Lengths
 from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.fsdp_memory import TrainerMemory
+from rlscale.plan.head_lines import head_lines
 from rlscale.plan.placement import Place
 from rlscale.plan.plan import Plan
+from rlscale.plan.quantities import format_size
 from rlscale.plan.suggestions import Suggestion
 
 
@@ -29,7 +29,7 @@ def print_plan(plan: Plan, suggestions: Sequence[Suggestion], console: Console) 
 
 
 def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[RenderableType]:
-    yield _head(plan)
+    yield Text("\n".join(head_lines(plan)))
     yield _batches(plan)
     yield _placement(plan)
     if plan.trainer is not None and plan.trainer_alternative is not None:
@@ -50,44 +50,6 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
     yield _list("warnings and ignored keys", plan.warnings)
     if plan.unsupported:
         yield _list("features that this version does not support", plan.unsupported)
-
-
-def _head(plan: Plan) -> RenderableType:
-    model = plan.model
-    active = f", {format_count(model.active_parameters)} of them active" if model.num_experts else ""
-    lines = [
-        f"plan of {plan.name}; no process was started",
-        f"model     {format_count(model.parameters)} parameters{active}, in {count_noun(model.num_layers, 'layer')}",
-        *_tower_line(plan),
-        f"hardware  {plan.hardware.name}: {plan.hardware.title}, {format_size(plan.hardware.memory_bytes)}",
-        f"lengths   {_lengths(plan.lengths)}",
-    ]
-    if plan.engine is None and plan.sync is not None:
-        lines.append("engines   external; their memory and time are not planned")
-    if plan.layout.num_reward_engines:
-        size = count_noun(plan.layout.gpus_per_reward_engine, "GPU")
-        number = count_noun(plan.layout.num_reward_engines, "engine")
-        judge = plan.judge_model or "the starting model of the run"
-        missing = "time is not planned" if plan.judge else "memory and time are not planned: it has no config.json here"
-        lines.append(f"judge     {number} of {size} each with {judge}; {missing}")
-    return Text("\n".join(lines))
-
-
-def _tower_line(plan: Plan) -> list[str]:
-    tower = plan.model.tower
-    if tower is not None:
-        return [
-            f"vision    {format_count(tower.parameters)} of them in the tower, in {count_noun(tower.depth, 'block')}"
-        ]
-    family = find_family(plan.model.model_type)
-    return [] if family.vision is None else ["vision    the tower is not counted: the model has no config.json here"]
-
-
-def _lengths(lengths: Lengths) -> str:
-    return (
-        f"prompt {count_noun(lengths.prompt, 'token')} ({lengths.prompt_from}), "
-        f"response {count_noun(lengths.response, 'token')} ({lengths.response_from})"
-    )
 
 
 def _batches(plan: Plan) -> Table:
@@ -255,19 +217,3 @@ def _table(title: str, *columns: str) -> Table:
         )
         table.add_column(column, justify="right" if is_number and index else "left")
     return table
-
-
-def format_size(num_bytes: float) -> str:
-    """Bytes with a binary unit: `76.3 GiB`."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}" if num_bytes < 1000 * size else f"{num_bytes / size:,.0f} {unit}"
-    return f"{num_bytes:.0f} B"
-
-
-def format_count(number: float) -> str:
-    """A number with its magnitude: `4.02 billion`."""
-    for word, size in (("trillion", 1e12), ("billion", 1e9), ("million", 1e6)):
-        if number >= size:
-            return f"{number / size:.3g} {word}"
-    return f"{number:,.0f}"

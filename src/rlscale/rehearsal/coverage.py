@@ -15,6 +15,7 @@ from rlscale.config import (
     uses_teacher,
 )
 from rlscale.config.rules import uses_engines
+from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.rehearsal.cut_layout import LayoutSizes
 from rlscale.rehearsal.rehearsal_config import CPU_CORE_ARGS, NUM_ROLLOUTS, RESPONSE_TOKENS
 from rlscale.rehearsal.rehearsal_report import Row
@@ -51,6 +52,9 @@ def list_rehearsed(config: RunConfig, sizes: LayoutSizes, hooks: Sequence[str]) 
         ),
         ("trainers", f"{sizes.ranks} processes with {', '.join(roles)}; all process groups of the backend"),
     ]
+    if (mtp := MtpLayers.from_config(config)).number:
+        layers = f"{_count(mtp.number, 'layer')} on the last stage, {'trained' if mtp.is_trained else 'frozen'}"
+        rows.append(("multi-token prediction", layers))
     if sizes.engines:
         servers = sizes.engines * sizes.servers_per_engine
         rows.append(("engines", f"arguments and environment of {_count(servers, 'server')}, in logs/*_launch.json"))

@@ -15,6 +15,7 @@ from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.config.rules import learns_conversations, uses_engines
 from rlscale.data.data_paths import is_missing, resolve_data_path, row_slice
 from rlscale.images import IMAGE_MARK, to_data_url
+from rlscale.rehearsal.tiny_family import INITIALIZER_RANGE
 
 NUM_ROWS = 64
 MAX_ROWS = 100_000
@@ -122,3 +123,32 @@ def write_model(folder: Path, config_json: Mapping[str, Any], *, seed: int) -> N
     tokenizer = byte_tokenizer(int(config_json["max_position_embeddings"]), has_images=has_images)
     folder.mkdir(parents=True, exist_ok=True)
     save_random_model(folder, config_json, tokenizer, seed=seed)
+    if number := int(config_json.get("num_nextn_predict_layers") or 0):
+        _add_mtp_layers(folder, config_json, number=number, seed=seed)
+
+
+def _add_mtp_layers(folder: Path, config_json: Mapping[str, Any], *, number: int, seed: int) -> None:
+    """Adds layers for multi-token prediction to the weights, which transformers does not know.
+
+    Each has the decoder layer of the last one, a random projection, and norms of ones.
+    """
+    # Imported here: as above.
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    mtp, file = find_family(config_json["model_type"]).mtp, folder / "model.safetensors"
+    assert mtp is not None, "only families with such layers have a number of them"
+    tensors, generator = load_file(file), torch.Generator().manual_seed(seed)
+    num_layers, width = int(config_json["num_hidden_layers"]), int(config_json["hidden_size"])
+    last = f"model.layers.{num_layers - 1}."
+    for k in range(number):
+        prefix = mtp.hf_layer.format(i=num_layers + k, k=k)
+        layer = {f"{prefix}.{name.removeprefix(last)}": tensor for name, tensor in tensors.items() if last in name}
+        for weight in mtp.own:
+            is_matrix = weight.megatron.startswith("eh_proj")
+            projection = torch.randn(width, 2 * width, generator=generator) * INITIALIZER_RANGE
+            layer[f"{prefix}.{weight.hf[0]}"] = projection if is_matrix else torch.ones(width)
+        layer |= {f"{prefix}.{copy}": tensors[name] for name, copy in mtp.copies.items() if name in tensors}
+        # safetensors refuses tensors that share memory.
+        tensors |= {name: tensor.clone() for name, tensor in layer.items()}
+    save_file(tensors, file, metadata={"format": "pt"})

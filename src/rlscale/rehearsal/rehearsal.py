@@ -33,6 +33,7 @@ from rlscale.errors import ConfigError, Problem, count_noun
 from rlscale.models.byte_tokenizer import NUM_TOKENS
 from rlscale.plan import find_hardware, make_plan
 from rlscale.plan.model_size import policy_architecture
+from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.rehearsal.coverage import describe_layout, list_not_rehearsed, list_rehearsed
 from rlscale.rehearsal.cut_layout import LayoutSizes, cut_layout, list_cuts, read_sizes
 from rlscale.rehearsal.first_checks import NOT_NEEDED, check_launch
@@ -138,7 +139,8 @@ class Rehearsal:
             hf_checkpoint=config.model.hf_checkpoint,
         )
         stages = StageShape.from_core_args(config.megatron.core_args)
-        tiny = tiny_config_json(fields, sizes, vocab_size=NUM_TOKENS, stages=stages)
+        num_mtp = MtpLayers.from_config(config).number
+        tiny = tiny_config_json(fields, sizes, vocab_size=NUM_TOKENS, stages=stages, num_mtp=num_mtp)
         write_model(model, tiny, seed=config.train.seed)
         data = stand_in_data(config, folder / "data")
         return _Stage(

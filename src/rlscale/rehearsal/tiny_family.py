@@ -80,7 +80,12 @@ class StageShape:
 
 
 def tiny_config_json(
-    fields: Mapping[str, Any], sizes: LayoutSizes, *, vocab_size: int, stages: StageShape | None = None
+    fields: Mapping[str, Any],
+    sizes: LayoutSizes,
+    *,
+    vocab_size: int,
+    stages: StageShape | None = None,
+    num_mtp: int = 0,
 ) -> dict[str, Any]:
     """The content of the `config.json` of the tiny model.
 
@@ -89,6 +94,7 @@ def tiny_config_json(
         sizes: parallel sizes of the rehearsal.
         vocab_size: of the tokenizer. Megatron-core pads it to a multiple of the tensor-parallel size.
         stages: uneven pipeline stages. None: all have the same number of layers.
+        num_mtp: layers for multi-token prediction that are trained or kept.
     """
     family = find_family(fields.get("model_type"))
     heads, kv_heads = _count_heads(fields, sizes.tensor)
@@ -110,6 +116,8 @@ def tiny_config_json(
     }
     if not is_latent:
         found["head_dim"] = HEAD_DIM
+    if family.mtp is not None:
+        found["num_nextn_predict_layers"] = num_mtp
     for name in ("attention_bias", "use_qk_norm"):
         # Families whose code fixes the value have no such field.
         if fields.get(name) is not None and name not in family.implied:

@@ -8,6 +8,7 @@ Megatron-core.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,11 +19,19 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen2Config
 from transformers.core_model_loading import revert_weight_conversion
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig, QkvFormat
+from rlscale.models.megatron_folder import STATE
 from rlscale.models.transformers_aliases import register_aliases
+from rlscale.plan.frozen_parameters import NONE_FROZEN
+from rlscale.plan.megatron_activations import ParallelSizes
+from rlscale.plan.megatron_parameters import rank_parameters, trained_parameters
+from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.export import write_weights
 from rlscale.training.megatron.hf_mapping.export_hf import export_hf
@@ -34,6 +43,7 @@ from rlscale.training.megatron.policy import MegatronPolicy
 from rlscale.training.megatron.rank import MegatronRank
 from rlscale.training.megatron.step import forward_backward
 from rlscale.training.metrics import MetricSums
+from tests.planned_checkpoint import planned_size
 from tests.ranks.training.megatron_families import CONFIGS, NEWER, SHARED, write_families
 from tests.ranks.training.megatron_ranks import BATCHES, cut, data_ranks, megatron_spec, train, weights_of
 from tests.unit.training.rollouts import plan
@@ -247,6 +257,7 @@ def train_frozen_and_trained(root: Path, folder: Path) -> dict[str, bool]:
         backend = MegatronBackend(spec, rank=rank, world_size=2)
         metrics = train(backend, BATCHES[0], 1)
         found[f"reports {is_trained}"] = ("mtp_loss" in metrics) == is_trained
+        found[f"counted {is_trained}"] = _is_counted(backend, path, config)
         own = weights_of(backend)
         layers[is_trained] = {name: own.pop(name) for name in list(own) if ".mtp_layers." in name}
         weights[is_trained] = own
@@ -255,6 +266,7 @@ def train_frozen_and_trained(root: Path, folder: Path) -> dict[str, bool]:
                 (folder / "saved").mkdir()
             dist.barrier()
             backend.save(folder / "saved")
+            found["saved bytes"] = rank > 0 or _is_as_large(folder / "saved", path)
             later = [train(backend, BATCHES[1], 1), weights_of(backend)]
             backend.close()
             backend = MegatronBackend(spec, rank=rank, world_size=2)
@@ -267,6 +279,34 @@ def train_frozen_and_trained(root: Path, folder: Path) -> dict[str, bool]:
     found["trained"] = all(not torch.equal(layers[True][name], layers[False][name]) for name in layers[True])
     found["same policy"] = _equal(weights[True], weights[False])
     return found | {"has layers": bool(layers[True])}
+
+
+def _is_counted(backend: MegatronBackend, path: str, config: MegatronConfig) -> bool:
+    """Whether the plan counts the parameters of the last stage, which is the fullest."""
+    if dist.get_rank() == 0:
+        return True
+    a = Architecture.from_config_json(json.loads((Path(path) / "config.json").read_text()))
+    parallel = ParallelSizes.from_config(config, dist.get_world_size())
+    mtp = MtpLayers(number=DEPTHS["mimo"], is_trained=config.enable_mtp_training)
+    own = [parameter for _, parameter in backend.policy.model.named_parameters()]
+    layers = sum(p.numel() for name, p in backend.policy.model.named_parameters() if name.startswith(MTP))
+    # The plan ignores the final norm of a stage.
+    whole = sum(p.numel() for p in own) - a.hidden_size
+    trained = sum(p.numel() for p in own if p.requires_grad) - a.hidden_size
+    return (layers, whole, trained) == (
+        mtp.parameters(a),
+        rank_parameters(a, parallel, mtp).total,
+        trained_parameters(a, parallel, mtp, NONE_FROZEN).total,
+    )
+
+
+def _is_as_large(folder: Path, path: str) -> bool:
+    """Whether the tensors of a checkpoint have the bytes of the plan."""
+    given = ("train=megatron", "megatron.bf16=false", "megatron.mtp_num_layers=1", "megatron.enable_mtp_training=true")
+    size = planned_size(path, *given, "model.use_hf_config_for_megatron=true")
+    entries = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata.values()
+    tensors = [each for each in entries if isinstance(each, TensorStorageMetadata)]
+    return size.total == sum(math.prod(each.size) * each.properties.dtype.itemsize for each in tensors)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

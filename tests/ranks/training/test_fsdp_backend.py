@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from tests.planned_checkpoint import planned_size, tensor_bytes
 from tests.ranks.training.fsdp_features import FEATURES, train_feature
 from tests.ranks.training.fsdp_ranks import (
     BALANCED,
@@ -50,6 +51,11 @@ def test_two_ranks_report_the_metrics_of_one(folder: Path, alone: Any) -> None:
     assert len(got) == 3
     for two, one in zip(got, alone[0], strict=True):
         assert two == pytest.approx(one, abs=1e-5, rel=1e-5)
+
+
+def test_the_checkpoint_has_the_bytes_of_the_plan(folder: Path, model_path: str) -> None:
+    size, found = planned_size(model_path), tensor_bytes(folder / "saved" / "tensors")
+    assert found == {"model": size.weights, "exp_avg": size.optimizer / 2, "exp_avg_sq": size.optimizer / 2}
 
 
 def test_two_ranks_end_with_the_weights_of_one(folder: Path, alone: Any) -> None:

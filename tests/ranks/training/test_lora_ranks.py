@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from tests.planned_checkpoint import planned_size, tensor_bytes
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.optimizer_ranks import BATCHES, ONE_RANK, case_spec, run
 from tests.unit.training.rollouts import plan, spec
@@ -50,6 +51,11 @@ def test_two_ranks_train_as_one_and_resume_exactly(
     resumed.load(folder / "lora")
     result = resumed.train(BATCHES[2], [plan(BATCHES[2], ONE_RANK)])
     assert result.steps[0]["grad_norm"] == pytest.approx(norms[2], rel=1e-4)
+
+
+def test_the_checkpoint_has_the_bytes_of_the_plan(folder: Path, model_path: str) -> None:
+    size, found = planned_size(model_path, "train.lora.rank=4"), tensor_bytes(folder / "lora" / "tensors")
+    assert found == {"model": size.weights, "exp_avg": size.optimizer / 2, "exp_avg_sq": size.optimizer / 2}
 
 
 def test_the_optimiser_has_moments_of_adapters_only(folder: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlscale.training.fsdp.backend import FsdpBackend
+from tests.planned_checkpoint import planned_size, tensor_bytes
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.optimizer_ranks import BATCHES, ONE_RANK, case_spec, run
 from tests.ranks.training.optimizer_ranks import CASES as ALL_CASES
@@ -56,6 +57,21 @@ def test_resuming_is_exact(case: str, folder: Path, model_path: str, alone: dict
     trainer.load(saved)
     trainer.train(BATCHES[2], [plan(BATCHES[2], ONE_RANK)])
     assert all(torch.equal(weight, weights[name]) for name, weight in trainer.weights())
+
+
+@pytest.mark.parametrize(
+    ("case", "overrides"),
+    [
+        ("muon", ("optim.name=muon",)),
+        ("frozen_and_recomputed", ("train.freeze_params=[embed_tokens,'layers[.]0[.]']",)),
+    ],
+)
+def test_the_checkpoint_has_the_bytes_of_the_plan(
+    case: str, overrides: tuple[str, ...], folder: Path, model_path: str
+) -> None:
+    size, found = planned_size(model_path, *overrides), tensor_bytes(folder / case / "tensors")
+    assert found.pop("model") == size.weights
+    assert sum(found.values()) == size.optimizer
 
 
 def test_a_step_on_the_host_is_the_same_step(folder: Path, alone: dict[str, Any]) -> None:

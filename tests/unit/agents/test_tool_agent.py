@@ -1,7 +1,7 @@
 """The policy with tools: messages, masks, budgets, wrong calls and failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from rlscale.agents.tool_agent import ToolAgent
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig, OnToolError
 from rlscale.errors import EngineError
+from rlscale.images import Image
 from rlscale.trajectory import CONTINUED, RESTARTED
 from rlscale.types import AGENT, ANSWER, FailureCause, SampleStatus
 from tests.scripted_policy import (
@@ -40,7 +41,7 @@ class LocalTools:
         self._results, self.calls, self.num_released = results, list[tuple[str, str]](), 0
         self.specs = [{"type": "function", "function": {"name": name}} for name in results]
 
-    async def call(self, name: str, arguments: str, owner: Owner) -> ToolResult:
+    async def call(self, name: str, arguments: str, owner: Owner, *, images: Sequence[Image] = ()) -> ToolResult:
         self.calls.append((name, arguments))
         found = self._results[name](arguments)
         return await found if isinstance(found, Awaitable) else found

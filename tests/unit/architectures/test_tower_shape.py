@@ -13,6 +13,7 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.hf_config import hf_fields, read_config_json
 from rlscale.architectures.tower_shape import PUBLISHED, TowerShape, find_tower
 from rlscale.config import ModelBuild
+from rlscale.plan.frozen_parameters import list_parameters
 from tests.tiny_vision import VISION_BUILDS, write_tiny_vision
 
 # As in the config.json of the checkpoints on the hub.
@@ -83,6 +84,7 @@ def check(config_json: dict[str, Any], tower: TowerShape) -> int:
     }
     a = replace(Architecture.from_fields(hf_fields(config_json)), tower=tower)
     assert a.parameters == sum(expected.values())
+    assert {each.name: each.elements for each in list_parameters(a)} == expected
     return a.parameters
 
 

@@ -54,8 +54,29 @@ def test_frozen_parts_have_weights_alone() -> None:
     name = "backward pass of the vision tower"
     # Frozen blocks save nothing, and a frozen tower has no backward pass.
     assert name in whole.phases and name not in blocks.phases and name not in tower.phases
-    # The plan counts a frozen decoder as trained.
-    assert trainer("train.only_train_params=['visual[.].*merger']").optimizer == blocks.optimizer
+    projector = trainer("train.only_train_params=['visual[.].*merger']")
+    assert projector.weights == whole.weights
+    assert projector.optimizer == pytest.approx(2 * 4 * size.projector_parameters / 8, rel=1e-3)
+    # The decoder passes a gradient on and has none itself; those of the projector are accumulated.
+    moment, accumulated = projector.phases["backward pass of layer 35"], 4 * size.projector_parameters
+    assert accumulated <= moment["gradients"] < 1.5 * accumulated
+    assert whole.phases["backward pass of layer 35"]["gradients"] > 30 * accumulated
+
+
+def test_each_part_is_counted_with_what_the_patterns_leave() -> None:
+    found = plan("train.freeze_params=['visual[.](?!.*merger)','language_model.layers[.][0-9][.]']").trained
+    assert found is not None
+    parts = found.to_dict()["parts"]
+    size, per_layer = plan().model.tower, plan().model.layer_parameters(0)
+    assert size is not None
+    assert parts == {
+        "decoder": {"parameters": DECODER, "trained": DECODER - 10 * per_layer},
+        "projector": {"parameters": size.projector_parameters, "trained": size.projector_parameters},
+        "tower": {"parameters": size.parameters - size.projector_parameters, "trained": 0},
+    }
+    whole, none = plan().trained, plan("train.freeze_params=['visual[.]']").trained
+    assert whole is not None and none is not None
+    assert whole.trained == DECODER + size.parameters and none.trained == DECODER
 
 
 def test_activations_grow_with_the_image_tokens_that_prompts_may_have() -> None:

@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.family import find_family
 from rlscale.config import DataConfig, RolloutConfig
 from rlscale.data.prompts import load_prompts
 from rlscale.models.byte_tokenizer import NUM_TOKENS, byte_tokenizer
 from rlscale.models.hf_models import load_tokenizer
+from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.rehearsal.cut_layout import LayoutSizes
 from rlscale.rehearsal.generated_files import RowKeys, write_model, write_rows
 from rlscale.rehearsal.tiny_family import tiny_config_json
@@ -34,6 +38,32 @@ def test_transformers_builds_the_tiny_model(option: str, tmp_path: Path) -> None
     assert written["model_type"] == config_json["model_type"] and written["vocab_size"] == NUM_TOKENS
     assert (tmp_path / "model.safetensors").stat().st_size < 2_000_000
     assert len(load_tokenizer(str(tmp_path))) == NUM_TOKENS
+
+
+# A family whose checkpoints have copies of the embedding in these layers, and one with layers of other names.
+@pytest.mark.parametrize(("option", "family_name"), [("glm45_106b_a12b", "glm4_moe"), ("qwen25_0_5b", "mimo")])
+def test_layers_for_multi_token_prediction_are_in_the_files(option: str, family_name: str, tmp_path: Path) -> None:
+    fields = {**model_fields(option), "model_type": family_name, "tie_word_embeddings": False}
+    config_json = tiny_config_json(fields, SIZES, vocab_size=NUM_TOKENS, num_mtp=2)
+    write_model(tmp_path, config_json, seed=1)
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 2
+    a, tensors = Architecture.from_config_json(config_json), load_file(tmp_path / "model.safetensors")
+    family = find_family(config_json["model_type"])
+    assert family.mtp is not None and family.hf_names is not None
+    names = {
+        name
+        for k in range(2)
+        for weight, _ in family.mtp.layer_weights(
+            family.hf_names, k, num_layers=a.num_layers, num_experts=a.num_experts, without=a.missing_features
+        )
+        for name in weight.hf
+    }
+    own = {name: tensor for name, tensor in tensors.items() if family.mtp.has(name, num_layers=a.num_layers)}
+    copies = {name for name in own if name.endswith(("embed_tokens.weight", "shared_head.head.weight"))}
+    assert own.keys() - copies == names and len(copies) == 2 * len(family.mtp.copies)
+    buffers = [name for name in own if name.endswith("e_score_correction_bias")]
+    counted = sum(own[name].numel() for name in names - set(buffers))
+    assert counted == MtpLayers(number=2).parameters(a)
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])

@@ -25,12 +25,13 @@ def check_agent(config: RunConfig) -> list[Problem]:
 
 def _check_tools(config: RunConfig) -> list[Problem]:
     # Imported here: tools need numpy, which a run without them must not wait for.
-    from rlscale.agents.load_tools import check_server_names, load_servers, load_tools
+    from rlscale.agents.load_tools import check_server_names, check_tool_images, load_servers, load_tools
     from rlscale.agents.tool import Tool
 
     agent, problems, tools = config.agent, list[Problem](), list[Tool]()
     try:
         tools = load_tools(agent.tools or [])
+        problems += check_tool_images(tools, reads_images=config.data.multimodal_keys is not None)
     except ConfigError as error:
         problems += error.problems
     if not agent.mcp_servers or not is_installed("mcp"):  # `check_packages` reports the missing package

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
-from rlscale.architectures.architecture import REQUIRED_FIELDS, Architecture
-from rlscale.architectures.hf_config import architecture_fields
 from rlscale.checkpoint.run_folder import RunFolder, unwritable
 from rlscale.cluster.cluster_address import cluster_address
-from rlscale.config import OptimizerName, RunConfig, TrainBackendName, to_yaml
-from rlscale.errors import Problem
+from rlscale.config import RunConfig, to_yaml
+from rlscale.errors import ConfigError, Problem
 from rlscale.models.resolve_model import cache_root
+from rlscale.plan.checkpoint_size import checkpoint_size
+from rlscale.plan.model_size import list_architectures, policy_architecture
 from rlscale.secrets import redact_yaml
-
-EXPORT_BYTES = 2
-"""Bytes of a parameter in an export, at least."""
-
-WEIGHT_BYTES, MOMENT_BYTES = 4, 8
-"""Bytes of a parameter in a checkpoint: its float32 value, and the two moments of Adam."""
 
 MAX_SOCKET_PATH = 107
 """Limit of Linux for the path of a socket, in bytes."""
@@ -73,34 +68,41 @@ def check_output_folders(config: RunConfig) -> list[Problem]:
 
 
 def check_disk_space(config: RunConfig) -> list[Problem]:
-    """Problem of a disk that does not have room for one checkpoint and the final export.
+    """Problems of disks that do not have room for one checkpoint and the final export, as `rlscale-plan` counts them.
 
-    Only of the policy, and only where the model's size is known: less space than this always ends in a failure.
+    Only where the model's size is known: less space than this always ends in a failure.
     """
-    checkpoint, model = config.checkpoint, config.model
-    saves = checkpoint.save_final or checkpoint.save_interval is not None
-    if config.debug.rollout_only or not saves or checkpoint.save is None:
+    try:
+        size = checkpoint_size(config, list_architectures(config, policy_architecture(config.model)))
+    except (ConfigError, re.error):  # a rule of the config reports a wrong pattern of parameters
         return []
-    given = {name: getattr(model, name) for name in REQUIRED_FIELDS}
-    fields = architecture_fields(given, build=model.build, hf_checkpoint=model.hf_checkpoint)
-    if any(name not in fields for name in REQUIRED_FIELDS):
+    if size is None:
         return []
-    folder = Path(checkpoint.save).expanduser().absolute()
-    above = next(each for each in (folder, *folder.parents) if each.exists())
-    needed, free = (
-        Architecture.from_fields(fields).parameters * _bytes_per_parameter(config),
-        shutil.disk_usage(above).free,
-    )
-    if free >= needed:
-        return []
+    assert config.checkpoint.save is not None, "there is a size"
+    fix = "choose a folder on another disk, or set checkpoint.save_final=false checkpoint.save_interval=null"
+    # A critic has its own folder only if that is set.
+    own = size.critic if config.critic.save is not None else 0
+    contents = "one checkpoint and the export" if size.export else "one checkpoint"
+    needs = [("checkpoint.save", config.checkpoint.save, size.total + size.export - own, contents)]
+    if own and config.critic.save is not None:
+        needs.append(("critic.save", config.critic.save, own, "one checkpoint of the critic"))
+    found = [(*need, _free_bytes(need[1])) for need in needs]
     return [
         Problem(
-            path="checkpoint.save",
-            rule=f"be on a disk with {_show_size(needed)} free, for one checkpoint and the export",
-            value=f"{checkpoint.save} with {_show_size(free)}",
-            fix="choose a folder on another disk, or set checkpoint.save_final=false checkpoint.save_interval=null",
+            path=path,
+            rule=f"be on a disk with {_show_size(needed)} free, for {contents}",
+            value=f"{folder} with {_show_size(free)}",
+            fix=fix,
         )
+        for path, folder, needed, contents, free in found
+        if free < needed
     ]
+
+
+def _free_bytes(given: str) -> int:
+    """Free bytes of the disk of a folder, which may not exist yet."""
+    folder = Path(given).expanduser().absolute()
+    return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
 def check_temporary_folder(config: RunConfig) -> list[Problem]:
@@ -118,14 +120,3 @@ def check_temporary_folder(config: RunConfig) -> list[Problem]:
 
 def _show_size(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
-
-
-def _bytes_per_parameter(config: RunConfig) -> int:
-    """Bytes that a run certainly writes for each parameter of the policy."""
-    train = config.train
-    export = EXPORT_BYTES if config.checkpoint.save_final else 0
-    if train.lora.rank:  # a checkpoint has adapters only
-        return export
-    has_moments = train.backend == TrainBackendName.fsdp and config.optim.name != OptimizerName.muon
-    is_whole = train.only_train_params is None and train.freeze_params is None
-    return export + WEIGHT_BYTES + (MOMENT_BYTES if has_moments and is_whole else 0)

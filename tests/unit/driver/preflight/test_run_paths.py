@@ -19,6 +19,8 @@ from rlscale.driver.preflight.run_paths import (
     check_temporary_folder,
     check_unfinished_run,
 )
+from rlscale.plan.checkpoint_size import CheckpointSize, checkpoint_size
+from rlscale.plan.model_size import list_architectures, policy_architecture
 from rlscale.secrets import redact_yaml
 from tests.unit.config.rules.valid_config import Values, config_with
 
@@ -89,28 +91,56 @@ def test_further_folders_can_be_written(key: str, values: Values, tmp_path: Path
 
 
 Usage = namedtuple("Usage", "total used free")
+BIG: Values = {
+    "model.build": None,
+    "model.hf_checkpoint": "some/model",
+    "model.num_layers": 10,
+    "model.hidden_size": 4096,
+    "model.num_attention_heads": 32,
+    "model.vocab_size": 100_000,
+    "train.backend": "fsdp",
+}
 
 
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    big: Values = {
-        "model.build": None,
-        "model.hf_checkpoint": "some/model",
-        "model.num_layers": 10,
-        "model.hidden_size": 4096,
-        "model.num_attention_heads": 32,
-        "model.vocab_size": 100_000,
-        "train.backend": "fsdp",
-    }
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total=2e10, used=1e10, free=1e10))
-    (problem,) = check_disk_space(run_in(tmp_path / "new", **big))
+    (problem,) = check_disk_space(run_in(tmp_path / "new", **BIG))
     assert problem.path == "checkpoint.save" and problem.value.endswith("with 10.0 GB")
     for enough in (
         {"checkpoint.save_final": False},
-        {"train.lora.rank": 8},
         {"debug.rollout_only": True},
         {"model.num_layers": None},
     ):
-        assert check_disk_space(run_in(tmp_path / "new", **{**big, **enough})) == []
+        assert check_disk_space(run_in(tmp_path / "new", **{**BIG, **enough})) == []
+
+
+def test_everything_that_a_checkpoint_has_needs_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(**values: object) -> list[tuple[str, float]]:
+        """Keys, and gigabytes that are missing on an empty disk."""
+        found = check_disk_space(run_in(tmp_path / "new", **{**BIG, **values}))
+        return [(each.path, float(each.rule.split()[5])) for each in found]
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total=1, used=1, free=0))
+    ((_, plain),) = needed()
+    size = checkpoint_of(run_in(tmp_path / "new", **BIG))
+    assert plain == pytest.approx((size.total + size.export) / 1e9, abs=0.05)
+    # The base is part of a checkpoint of adapters, but has no moments.
+    ((_, adapters),) = needed(**{"train.lora.rank": 8})
+    assert adapters == pytest.approx((size.weights + size.export) / 1e9, rel=0.02)
+    ((_, frozen),) = needed(**{"train.freeze_params": ["layers"]})
+    assert adapters < frozen < plain
+    critic = {"algo.advantage_estimator": "ppo"}
+    ((_, both),) = needed(**critic)
+    assert both > 1.7 * plain
+    # A critic that has a separate folder may be on another disk.
+    apart = dict(needed(**critic, **{"critic.save": str(tmp_path / "critic")}))
+    assert apart["checkpoint.save"] == plain and apart["critic.save"] == pytest.approx(both - plain, abs=0.1)
+
+
+def checkpoint_of(config: RunConfig) -> CheckpointSize:
+    size = checkpoint_size(config, list_architectures(config, policy_architecture(config.model)))
+    assert size is not None
+    return size
 
 
 def test_sockets_of_ray_fit_below_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
