@@ -18,10 +18,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from rlscale.images import Image
-from rlscale.types import Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+    from rlscale.types import Prompt
 
 
 class ImageCount(StrEnum):
