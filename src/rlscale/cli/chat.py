@@ -16,6 +16,7 @@ from rlscale.cli.app import FAILED, INTERRUPTED, OK, WRONG_INPUT
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.observe.unfailing_stream import discard_output
 
 if TYPE_CHECKING:
     from rlscale.config import RunConfig
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of the pipe has ended; without this, Python reports it once more at its own end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         return OK
 
 

@@ -19,8 +19,9 @@ def interrupt_on_ending_signals() -> None:
 
 
 def _heeded() -> list[signal.Signals]:
-    """The signals that end a run, without those that the caller ignores: `nohup` ignores SIGHUP."""
-    return [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    """The signals that end a run: SIGHUP does not where the caller ignores it, as `nohup` does."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in ENDING if not (is_ignored and number == signal.SIGHUP)]
 
 
 @contextmanager

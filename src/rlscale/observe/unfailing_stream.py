@@ -19,11 +19,11 @@ class UnfailingStream:
     """An open stream whose first error makes it silent, with a warning. Everything else is as in the stream."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._is_lost = stream, False
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            return len(text) if self._is_lost else self._stream.write(text)
         except OSError as error:
             self._silence(error)
             return len(text)
@@ -34,7 +34,8 @@ class UnfailingStream:
 
     def flush(self) -> None:
         try:
-            self._stream.flush()
+            if not self._is_lost:
+                self._stream.flush()
         except OSError as error:
             self._silence(error)
 
@@ -42,8 +43,10 @@ class UnfailingStream:
         return getattr(self._stream, name)
 
     def _silence(self, error: OSError) -> None:
+        self._is_lost = True
         for stream in (self._stream, *_of_same_file(self._stream)):
-            discard_output(stream)
+            with suppress(OSError, ValueError):  # a stream that is no file, e.g. of a notebook
+                discard_output(stream)
         _log.warning("the output of the run is lost (%s); it continues and writes its metrics to its folder", error)
 
 

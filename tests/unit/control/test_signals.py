@@ -76,6 +76,19 @@ def test_nohup_is_heeded() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def test_sigterm_ends_a_run_whose_caller_ignores_it() -> None:
+    async def main() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(main())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_second_sigterm_does_not_cancel_the_end_of_the_run() -> None:
     ended: list[str] = []
 

@@ -70,6 +70,18 @@ def test_a_terminal_that_closes_does_not_end_the_run(mode: str, caplog: pytest.L
     assert message.startswith("the output of the run is lost ([Errno 5] Input/output error); it continues")
 
 
+def test_a_stream_that_is_no_file_may_be_lost(caplog: pytest.LogCaptureFixture) -> None:
+    class LostStream(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError("the connection has closed")
+
+    with open_console("plain", title="t", total=3, stream=LostStream()) as console:
+        console.step(0, STEP)
+        console.step(1, STEP)
+    (message,) = caplog.messages
+    assert message.startswith("the output of the run is lost (the connection has closed); it continues")
+
+
 def test_a_step_is_one_line() -> None:
     assert step_line(STEP) == (
         "reward 0.412  loss -0.0123  grad 0.835  lr 0.0003  len 3.1  diff 2.1e-07  v 12  step 0.21s  3,912 tok/s"
