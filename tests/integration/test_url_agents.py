@@ -124,19 +124,21 @@ is_first = not first.exists()
 first.write_text("tried")
 
 
-def post(body):
+def post(body, num_retries=0):
     url = urlsplit(os.environ["OPENAI_BASE_URL"])
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    # As OpenAI's client does. Without it a call whose answer was lost with the gateway would be a second turn.
+    headers["X-Stainless-Retry-Count"] = str(num_retries)
     connection.request("POST", url.path + "/chat/completions", body, headers)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
 
 
 def chat(messages):
-    for _ in range(100):
+    for num_retries in range(100):
         try:
-            status, answer = post(json.dumps({"model": "policy", "messages": messages, "max_tokens": 4}))
+            status, answer = post(json.dumps({"model": "policy", "messages": messages, "max_tokens": 4}), num_retries)
         except (OSError, http.client.HTTPException):
             time.sleep(0.2)  # the gateway is being restarted
             continue
