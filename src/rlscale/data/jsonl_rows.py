@@ -57,6 +57,8 @@ class JsonlRows:
         self._rows, self._offsets, self._numbers = array("q"), array("q"), array("q")
         self._num_rows, self.is_complete = 0, True
         self._last_strides = np.full((2, 1), -1)
+        # The row after the one that was read last, its first byte and line: files are mostly read in order.
+        self._next = (0, 0, 1)
         self.num_bytes = 0  # of the part that is indexed
         self._index(max_rows)
 
@@ -70,15 +72,18 @@ class JsonlRows:
 
     def _line(self, index: int) -> tuple[bytes, int]:
         """The text of a row and the number of its line, from 1."""
-        entry = bisect_right(self._rows, index) - 1
-        skipped = index - self._rows[entry]
-        self._lines.seek(self._offsets[entry])
-        for offset, line in enumerate(_read_lines(self._lines)):
-            if not line.strip(SPACE):
-                continue
-            if skipped == 0:
-                return line, self._numbers[entry] + offset
-            skipped -= 1
+        row, position, number = self._next
+        if index != row:
+            entry = bisect_right(self._rows, index) - 1
+            row, position, number = self._rows[entry], self._offsets[entry], self._numbers[entry]
+        self._lines.seek(position)
+        for line in _read_lines(self._lines):
+            if line.strip(SPACE):
+                if row == index:
+                    self._next = (row + 1, self._lines.tell(), number + 1)
+                    return line, number
+                row += 1
+            number += 1
         raise DataError(f"{self.file} must not change during a run, got fewer rows than at the start; start again")
 
     def _index(self, max_rows: int | None) -> None:

@@ -3,9 +3,9 @@
 import gzip
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow
 import pytest
@@ -128,3 +128,25 @@ def test_a_row_of_too_many_bytes_does_not_hide_the_next(tmp_path: Path, monkeypa
     with pytest.raises(DataError, match="row 1 must be at most 50 bytes long, got more; split or remove the row"):
         found.row(0)
     assert found.row(1).fields == {"n": 1}
+
+
+def test_rows_in_order_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f'{{"n": {n}}}\n' + "\n" * (n % 7 == 0) for n in range(300)))
+    number, read_lines = 0, jsonl_rows._read_lines
+
+    def counted(lines: IO[bytes]) -> Iterator[bytes]:
+        nonlocal number
+        for line in read_lines(lines):
+            number += 1
+            yield line
+
+    monkeypatch.setattr(jsonl_rows, "_read_lines", counted)
+    table = JsonlRows(file)
+    in_order = [table.row(i) for i in range(300)]
+    assert [row.fields["n"] for row in in_order] == list(range(300))
+    # The blank line after the last multiple of 7 is read, too, and none of a stride again.
+    assert number == 300 + len(range(0, 300, 7))
+    # Another order gives the same rows and lines.
+    assert [table.row(i) for i in reversed(range(300))] == in_order[::-1]
+    assert in_order[8].place.endswith(" 11")
