@@ -1,5 +1,6 @@
 """Warm-up run before a run: `model.warmup_experiment`."""
 
+import hashlib
 import json
 from dataclasses import replace
 from functools import lru_cache
@@ -7,8 +8,10 @@ from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
 from rlscale.config.errors import nearest
+from rlscale.config.groups.data import prompt_paths
 from rlscale.config.hydra.config_folders import ConfigFolders
-from rlscale.errors import ConfigError, Problem
+from rlscale.data.data_paths import find_data_files
+from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.resolve_model import cache_root, is_hf_folder
 
 _INHERITED_GROUPS = ("model", "cluster", "fsdp")
@@ -22,6 +25,9 @@ _INHERITED_KEYS = {
 
 ORIGIN = "in the warm-up, model.warmup_experiment={}"
 
+HASHED_BYTES = 1 << 28
+"""Largest data file whose content is hashed, in a second; of a larger one size and time of change count."""
+
 
 def warmup_is_used(config: RunConfig) -> bool:
     """Whether the run starts from the weights of a warm-up. A script answers without weights."""
@@ -33,8 +39,8 @@ def warmup_is_used(config: RunConfig) -> bool:
 def warmup_config(config: RunConfig) -> RunConfig | None:
     """The config of the warm-up: its experiment with this run's model, hardware and seed; None: there is no warm-up.
 
-    Its run folder is in the cache, named after the hash of that config, so that all runs with the same warm-up share
-    one.
+    Its run folder is in the cache, named after the hash of that config and of its data files, so that all runs with the
+    same warm-up share one, and changed demonstrations are learned anew.
 
     Raises:
         ConfigError: there is no such experiment, or the model, hardware or seed do not fit it.
@@ -62,12 +68,27 @@ def _load(overrides: tuple[str, ...], config_dir: Path | None, experiment: str, 
     """The config of a warm-up and its folder; cached, because the check before the run needs it, too."""
     config = load_config(overrides, config_dir=config_dir)
     # The name of the folder, which is part of the config, is the hash of the rest.
-    folder = cache_root(cache_dir) / "warmups" / f"{experiment}-{config_hash(config)}"
+    name = hashlib.sha256(f"{config_hash(config)} {_data_digest(config)}".encode()).hexdigest()[:8]
+    folder = cache_root(cache_dir) / "warmups" / f"{experiment}-{name}"
     placed = config.writable_copy()
     placed.run.dir, placed.checkpoint.save = str(folder), str(folder / "checkpoints")
     placed.run.overrides = [*placed.run.overrides, f"run.dir={json.dumps(str(folder))}"]
     placed.freeze()
     return placed
+
+
+def _data_digest(config: RunConfig) -> str:
+    """Digest of the files of `data.prompt_data` or `data.prompt_files`; a missing one is reported when it is read."""
+    digest = hashlib.sha256()
+    try:
+        for file in (each for path in prompt_paths(config.data) for each in find_data_files(path)):
+            state = file.stat()
+            is_large = state.st_size > HASHED_BYTES
+            content = f"{state.st_size} {state.st_mtime_ns}".encode() if is_large else file.read_bytes()
+            digest.update(hashlib.sha256(content).digest())
+    except (DataError, OSError):
+        return ""
+    return digest.hexdigest()
 
 
 def _check_name(experiment: str, config_dir: Path | None) -> None:

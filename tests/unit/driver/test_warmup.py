@@ -1,10 +1,12 @@
 """Config of the warm-up of a run."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rlscale.config import load_config, load_config_with_notes, to_yaml
+from rlscale.driver import warmup as warmup_module
 from rlscale.driver.warmup import warmup_config, warmup_is_used
 from rlscale.errors import ConfigError
 
@@ -17,6 +19,35 @@ def test_model_and_seed_are_those_of_the_run() -> None:
     assert warmup.algo.loss_type == "sft_loss"
     other = warmup_config(load_config(["+experiment=quickstart", "model.init_seed=8", "train.seed=3"]))
     assert other is not None and other.run.dir != warmup.run.dir
+
+
+@pytest.mark.parametrize("hashed_bytes", [warmup_module.HASHED_BYTES, 0])
+def test_changed_demonstrations_are_another_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed_bytes: int
+) -> None:
+    monkeypatch.setattr(warmup_module, "HASHED_BYTES", hashed_bytes)
+    demos = tmp_path / "demos.jsonl"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - quickstart_warmup\n\ndata:\n  prompt_data: {demos}\n"
+    )
+    config = load_config(["+experiment=quickstart", "model.warmup_experiment=mine"], config_dir=tmp_path)
+
+    def folder(text: str | None) -> str:
+        warmup_module._load.cache_clear()  # as in another process
+        if text is not None:
+            demos.write_text(text)
+            os.utime(demos, (len(text), len(text)))
+        warmup = warmup_config(config)
+        assert warmup is not None
+        return warmup.run.dir
+
+    first = folder('{"prompt": "1+1=", "label": "2"}\n')
+    assert folder(None) == first
+    assert folder('{"prompt": "1+1=", "label": "11"}\n') != first
+    assert folder('{"prompt": "1+1=", "label": "2"}\n') == first
+    demos.unlink()  # reported when the rows are read
+    assert folder(None) not in (first, None)
 
 
 def test_the_experiment_may_be_in_the_users_folder(tmp_path: Path) -> None:

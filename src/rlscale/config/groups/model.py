@@ -57,7 +57,7 @@ class ModelConfig(ConfigGroup):
 
     warmup_experiment: Annotated[str | None, Field(min_length=1)] = None
     """Experiment to run once before this run, which then starts from its final Hugging Face export. The export is
-    cached by a hash of the resolved config of the experiment. None: no warm-up.
+    cached by a hash of the resolved config of the experiment and of its data files. None: no warm-up.
     """
 
     # Architecture, by the names of keys in `config.json` or slime.
