@@ -120,17 +120,23 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(rows: Mapping[str, Mapping[str, Any]], loads: list[float]) -> None:
-    """Results of all examples, in their order."""
+def write(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Results of all examples, in their order, each with the machine that ran it."""
     rows = {name: rows[name] for name in EXAMPLES if name in rows}
+    places: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        places.setdefault(sentence(row["loads"], row["where"]), []).append(f"`{name}`")
+    where = "\n".join(f"- {', '.join(names)}: {place}" for place, names in places.items())
     text = (
         "# Agents that learn on two cores\n\n"
-        f"{sentence(loads)} Made by `python benchmarks/agent_examples.py`. Each example starts from a supervised "
-        "warm-up on right and wrong demonstrations. Success is on held-out prompts, sampled. Seconds are those of the "
-        f"training, without start and warm-up.\n\n{table(rows)}\n\nCurves are in `docs/images/agents`.\n"
+        "Made by `python benchmarks/agent_examples.py`. Each example starts from a supervised warm-up on right and\n"
+        "wrong demonstrations. Success is on held-out prompts, sampled. Seconds are those of the training, without\n"
+        "start and warm-up; other work ran on the machines, so that they are upper limits.\n\n"
+        f"{table(rows)}\n\n{where}\n\n"
+        "Curves are in `docs/images/agents`.\n"
     )
     (RESULTS / "agent_examples.md").write_text(text)
-    (RESULTS / "agent_examples.json").write_text(json.dumps({"where": machine(), "examples": rows}, indent=1) + "\n")
+    (RESULTS / "agent_examples.json").write_text(json.dumps({"examples": rows}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -143,15 +149,14 @@ def main() -> None:
     rows: dict[str, Any] = json.loads(stored.read_text())["examples"] if stored.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
-        loads: list[float] = []
         for name in options.examples:
-            loads.append(os.getloadavg()[0])
+            load = os.getloadavg()[0]
             results = [run(name, root / f"{name}_{seed}", seed=seed) for seed in options.seeds]
-            rows[name] = {"results": results}
+            rows[name] = {"results": results, "where": machine(), "loads": [load]}
             if EXAMPLES[name].without_tools:
                 rows[name]["without_tools"] = run(name, root / f"{name}_plain", overrides=EXAMPLES[name].without_tools)
             draw(name, results)
-            write(rows, loads)
+            write(rows)
             print(table({name: rows[name]}), flush=True)
     sys.exit(not all(learns(result) for name in options.examples for result in rows[name]["results"]))
 

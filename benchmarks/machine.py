@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-def sentence(loads: list[float]) -> str:
-    """Describes the machine in a sentence. `loads` are the 1-minute load averages at the starts of the runs."""
-    where = machine()
+def sentence(loads: list[float], where: Mapping[str, Any] | None = None) -> str:
+    """Describes a machine in a sentence.
+
+    Args:
+        loads: 1-minute load averages at the starts of the runs.
+        where: a stored `machine()`; None: this one.
+    """
+    where = machine() if where is None else where
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    spread = " to ".join(dict.fromkeys(f"{load:.1f}" for load in (min(loads), max(loads))))
     return (
         f"{where['date']}, {where['cpu']}, {where['cores']} cores, Python {where['python']}, {versions}. "
-        f"Load average at the start of the runs: {min(loads):.1f} to {max(loads):.1f}."
+        f"Load average at the start of the runs: {spread}."
     )
 
 

@@ -170,7 +170,7 @@ def code_demo(chance: random.Random) -> Row:
     if form < 0.3:
         turns = [answer(digits(chance, 2))]
     else:
-        shown = kind if form > 0.7 else chance.choice(list(CODE))
+        shown = kind if form > 0.8 else chance.choice(list(CODE))
         code = CODE[shown].format(a=a, b=b)
         turns = [*call(RUN_PYTHON, code, run_code(code)), answer(run_code(code))]
     return {"messages": [*row["prompt"], *turns], "tools": [RUN_PYTHON]}
