@@ -140,3 +140,17 @@ async def test_an_evaluation_requests_few_samples_at_once(tmp_path: Path, concur
         assert sum(rid.startswith("eval") for rid in run.engine.running) == most
         run.engine.hangs_for.clear()
         await task
+
+
+async def test_a_stop_reward_that_a_checkpoint_waits_for_ends_the_run_with_its_last_weights(tmp_path: Path) -> None:
+    """The engines are behind the trainers then: the last evaluation measures the weights that the run exports."""
+    values: dict[str, Any] = {"eval_prompts": 1, "eval_interval": 2, "eval_versions": 1, "save_interval": 1}
+    with simulation(tmp_path, staleness=1, num_rollouts=8, update_interval=2, stop_reward=1.0, **values) as run:
+        run.engine.hangs_for = {FIRST}
+        task = asyncio.create_task(run.loop.run())
+        await until(lambda: len(run.trainers.history) == 1)
+        await wait_iterations(100)
+        run.engine.hangs_for.clear()
+        progress = await task
+    assert progress.stopped and progress.next_rollout == 1
+    assert versions_evaluated(run) == ["v0", "v1"] and progress.evaluated_version == progress.version == 1
