@@ -151,7 +151,8 @@ class EnginePool:
 
     def drop_requests(self, index: int) -> None:
         """Ends the requests that an engine holds, which has died; they are retried."""
-        for request in self._requests[index]:
+        requests, self._requests[index] = self._requests[index], set()  # each is ended once
+        for request in requests:
             request.cancel(_DIED)
 
     async def wait_unless_stalled(self, task: "asyncio.Task[Any]") -> bool:
@@ -247,9 +248,9 @@ class EnginePool:
         try:
             return await call
         except asyncio.CancelledError as error:
-            if error.args != (_DIED,):
+            # Its owner may have cancelled it in the same moment.
+            if error.args != (_DIED,) or request.uncancel():
                 raise
-            request.uncancel()
             raise EngineError(f"{self.engines[index].address.name} {_DIED}") from None
         finally:
             self._requests[index].discard(request)

@@ -260,6 +260,24 @@ class RecordingGate:
         self.calls.append("resume")
 
 
+async def test_a_request_that_is_cancelled_in_the_moment_in_which_its_engine_dies_ends() -> None:
+    """Its owner waits for its end: it must not wait for a restart, which an attempt that ends does not see."""
+    pool = pool_of(SlowEngine("engine 0"))
+    request = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="a", oldest=0, newest=0))
+    await asyncio.sleep(0)
+    pool.drop_requests(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    # Reported twice, it is still no cancellation of the owner.
+    dropped = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="b", oldest=0, newest=0))
+    await asyncio.sleep(0)
+    pool.drop_requests(0)
+    pool.drop_requests(0)
+    with pytest.raises(EngineError, match="died during a request"):
+        await dropped
+
+
 async def test_a_drain_holds_the_requests_of_the_gateway_too() -> None:
     pool, gate = pool_of(SlowEngine("engine 0")), RecordingGate()
     pool.gateway = gate
