@@ -290,8 +290,9 @@ class EnginePool:
             await engine.pause()
             await engine.release_memory(list(self.released))
         except EngineError:
-            # A dead engine restarts with all its memory.
-            if not await self._is_recovered(index, engine):
+            # A dead engine restarts with all its memory. Not `recover`: its weights would be sent to all engines, and
+            # those that have released theirs cannot take them.
+            if self._handler is None or not await self._handler.is_dead(index):
                 raise
             return
         for urls in self.released.values():
