@@ -98,6 +98,13 @@ def test_stored_samples_are_spread(num_samples: int, num_groups: int, size: int,
     assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
 
 
+def test_groups_whose_samples_all_failed_have_none_to_store() -> None:
+    """A rollout function of the user may return such groups."""
+    groups = [group(0, 0), group(1), group(2, 0), group(3)]
+    for num_samples, expected in ((1, (0,)), (2, (0, 3)), (9, (0, 3))):
+        assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
+
+
 def test_distributions_are_written_without_samples(tmp_path: Path) -> None:
     write(open_log(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
     assert not (tmp_path / SAMPLES_FILE).exists()
