@@ -105,8 +105,11 @@ class RunFolder:
     def hf(self) -> Path:
         return self.path / "hf"
 
-    def checkpoint_folder(self, config: CheckpointConfig) -> Path:
+    def checkpoint_folder(self, config: CheckpointConfig, *, is_renumbered: bool = False) -> Path:
         """Returns `checkpoint.save`, after a finished run with the number of the run folder appended.
+
+        Args:
+            is_renumbered: the run starts at `data.start_rollout_id`.
 
         Raises:
             ConfigError: the folder of a new run has checkpoints of another run, from which it would resume later.
@@ -117,22 +120,20 @@ class RunFolder:
             folder = self.path / "checkpoints"
         else:
             folder = folder.with_name(folder.name + self.path.name.removeprefix(wanted.name))
-        starts_there = config.load is not None and folder.resolve() in _self_and_parent(Path(config.load).expanduser())
-        if self.resumed or starts_there or not CheckpointStore.has_checkpoint(folder):
+        if self.resumed or not CheckpointStore.has_checkpoint(folder):
+            return folder
+        # A later start resumes from the newest checkpoint, which must not be one that this run does not continue.
+        load = None if config.load is None or is_renumbered else Path(config.load).expanduser()
+        if load is not None and CheckpointStore.continues(folder, load):
             return folder
         # Otherwise the next start would find an unfinished run and resume it.
         (self.path / _IDENTITY).unlink()
-        load = f"checkpoint.load={shlex.quote(str(folder))}"
-        raise ConfigError(
-            [
-                Problem(
-                    path="checkpoint.save",
-                    rule="be a folder without checkpoints of another run",
-                    value=str(folder),
-                    fix=f"choose another folder, or start from its checkpoints with {load}",
-                )
-            ]
-        )
+        newest = f"checkpoint.load={shlex.quote(str(folder))}"
+        fix = f"choose another folder, or start from its checkpoints with {newest}"
+        if is_renumbered:
+            fix += " data.start_rollout_id=null"
+        rule = "be a folder without checkpoints of another run"
+        raise ConfigError([Problem(path="checkpoint.save", rule=rule, value=str(folder), fix=fix)])
 
     def finish(self, result: dict[str, Any]) -> None:
         """Marks the run as finished; a later start with the same config gets a new folder."""
@@ -148,10 +149,6 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _self_and_parent(path: Path) -> tuple[Path, Path]:
-    return path.resolve(), path.resolve().parent
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

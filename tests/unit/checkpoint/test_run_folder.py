@@ -109,6 +109,23 @@ def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -
         assert folder.checkpoint_folder(CheckpointConfig(save=str(saved))) == saved
 
 
+def test_a_new_run_does_not_save_next_to_newer_checkpoints(tmp_path: Path) -> None:
+    """A later start would resume from the newest one, which is of another run."""
+    store = CheckpointStore(saved := tmp_path / "saved", keep_last=2)
+    older, newest = (store.begin(number) and store.commit(number, {}).folder for number in (3, 7))
+    given = CheckpointConfig(save=str(saved), load=str(older))
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
+        folder.checkpoint_folder(given)
+    advice = f"choose another folder, or start from its checkpoints with checkpoint.load={saved}"
+    assert str(caught.value).endswith(f"without checkpoints of another run, got {saved}; {advice}")
+    given = CheckpointConfig(save=str(saved), load=str(newest))
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
+        folder.checkpoint_folder(given, is_renumbered=True)
+    assert str(caught.value).endswith(f"{advice} data.start_rollout_id=null")
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        assert folder.checkpoint_folder(given) == saved
+
+
 def test_one_driver_at_a_time(tmp_path: Path) -> None:
     with (
         RunFolder.open(tmp_path / "run", config_yaml=config()),
