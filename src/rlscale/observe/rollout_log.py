@@ -23,6 +23,9 @@ from rlscale.types import Float32, Group, Sample
 SAMPLES_FILE, DISTRIBUTIONS_FILE, TRAJECTORIES_FILE = "samples.jsonl", "distributions.jsonl", "trajectories.jsonl"
 IMAGES = "images"
 LEDGER_FILE, TIMELINES_FILE = "ledger.jsonl", "timelines.jsonl"  # which the loop writes
+STEP_FILES = (SAMPLES_FILE, TRAJECTORIES_FILE, DISTRIBUTIONS_FILE, LEDGER_FILE, TIMELINES_FILE)
+"""Files of which a resumed run keeps the lines of earlier rollouts."""
+
 MAX_VALUES = 64
 """A distribution with more distinct values is stored as this many bins of equal width."""
 

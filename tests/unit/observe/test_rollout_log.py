@@ -14,6 +14,7 @@ from rlscale.observe.rollout_log import (
     MAX_VALUES,
     SAMPLES_FILE,
     RolloutLog,
+    STEP_FILES,
     TokenTexts,
     distribution,
 )
@@ -106,6 +107,11 @@ def test_groups_whose_samples_all_failed_have_none_to_store() -> None:
 
 
 def test_distributions_are_written_without_samples(tmp_path: Path) -> None:
+def test_a_checkpoint_relies_on_all_files_that_are_written(tmp_path: Path) -> None:
+    write(open_log(tmp_path), 0, [group(0)])
+    assert {file.name for file in tmp_path.iterdir()} <= set(STEP_FILES)
+
+
     write(open_log(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
     assert not (tmp_path / SAMPLES_FILE).exists()
     assert lines(tmp_path / DISTRIBUTIONS_FILE) == [
