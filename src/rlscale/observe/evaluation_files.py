@@ -130,25 +130,27 @@ class EvaluationWriter:
 
     def commit(self, metrics: Mapping[str, float]) -> Path:
         """Completes the evaluation, which replaces one of the same version; returns its folder."""
-        self._close()
-        self._about["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        self._about["metrics"] = dict(metrics)
-        (self._temporary / ABOUT_FILE).write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(self._final, ignore_errors=True)
-        self._temporary.rename(self._final)
+        with self._lock:
+            self._close()
+            self._about["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+            self._about["metrics"] = dict(metrics)
+            (self._temporary / ABOUT_FILE).write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
+            shutil.rmtree(self._final, ignore_errors=True)
+            self._temporary.rename(self._final)
         if self._prune is not None:
             self._prune()
         return self._final
 
     def discard(self) -> None:
         """Deletes what was written of an evaluation that did not finish."""
-        self._close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        # A thread may be in `commit` when the evaluation is cancelled: what it completes stays complete.
+        with self._lock:
+            self._close()
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
+        for file in self._files.values():
+            file.close()
 
 
 def find_evaluations(folder: Path) -> list[Path]:
