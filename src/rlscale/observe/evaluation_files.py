@@ -10,6 +10,7 @@ A folder has its final name once it is complete.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from rlscale.types import (
     UInt8,
     WeightVersion,
 )
+
+log = logging.getLogger(__name__)
 
 FOLDER, ABOUT_FILE, REGRADE = "evaluations", "evaluation.json", ".regrade"
 _COMPLETE = re.compile(r"v\d{8,}(\.regrade)?")
@@ -84,7 +87,13 @@ class EvaluationFiles:
             if path.name.endswith(_SAVING):
                 shutil.rmtree(path)
         for path in find_evaluations(self._folder.parent):
-            if read_about(path)["num_rollouts"] > num_rollouts:
+            try:
+                is_kept = read_about(path)["num_rollouts"] <= num_rollouts
+            except DataError as error:
+                # The machine failed before it was on disk. Nothing can read it, and the run must resume.
+                log.warning("%s is deleted: %s", path, error)
+                is_kept = False
+            if not is_kept:
                 shutil.rmtree(path)
 
     def _prune(self) -> None:

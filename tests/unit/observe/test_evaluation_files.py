@@ -145,3 +145,11 @@ def test_an_evaluation_that_is_cancelled_while_it_is_completed_is_complete(tmp_p
         discarded.result(30)
     (found,) = find_evaluations(tmp_path)
     assert sorted(file.name for file in found.iterdir()) == ["0_a.jsonl", "evaluation.json"]
+
+
+def test_a_run_resumes_although_an_evaluation_was_not_on_disk(tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    written(tmp_path, 3)
+    (tmp_path / "evaluations/v00000003/evaluation.json").write_text("")  # the machine lost its power
+    EvaluationFiles(tmp_path, keep_last=None, resume_at=9)
+    assert [path.name for path in find_evaluations(tmp_path)] == ["v00000002"]
