@@ -120,7 +120,7 @@ class RunFolder:
                 another run uses it.
         """
         assert config.save is not None, "set by the resolve step"
-        folder, wanted = Path(config.save), self.skipped or self.path
+        folder, wanted = Path(config.save).expanduser(), self.skipped or self.path
         if folder == wanted / "checkpoints":
             folder = self.path / "checkpoints"
         else:

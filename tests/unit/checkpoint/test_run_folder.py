@@ -93,6 +93,18 @@ def test_checkpoints_are_in_the_run_folder_or_in_checkpoint_save(tmp_path: Path)
         assert folder.checkpoint_folder(outside) == tmp_path / "saved/here-2"
 
 
+def test_checkpoints_are_saved_where_checkpoint_load_looks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        saved = folder.checkpoint_folder(CheckpointConfig(save="~/saved"))
+    store = CheckpointStore(saved, keep_last=1)
+    store.begin(3)
+    store.commit(3, {})
+    assert CheckpointStore.resolve("~/saved").rollout_id == 3
+
+
 def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     store = CheckpointStore(saved, keep_last=2)
