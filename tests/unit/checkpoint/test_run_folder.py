@@ -124,35 +124,37 @@ def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -
 
 def test_a_new_run_does_not_save_next_to_newer_checkpoints(tmp_path: Path) -> None:
     """A later start would resume from the newest one, which is of another run."""
+    text = config()
     store = CheckpointStore(saved := tmp_path / "saved", keep_last=2)
     older, newest = (store.begin(number) and store.commit(number, {}).folder for number in (3, 7))
     given = CheckpointConfig(save=str(saved), load=str(older))
-    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder, pytest.raises(ConfigError) as caught:
         folder.checkpoint_folder(given)
     advice = f"choose another folder, or start from its checkpoints with checkpoint.load={saved}"
     assert str(caught.value).endswith(f"without checkpoints of another run, got {saved}; {advice}")
     given = CheckpointConfig(save=str(saved), load=str(newest))
-    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder, pytest.raises(ConfigError) as caught:
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder, pytest.raises(ConfigError) as caught:
         folder.checkpoint_folder(given, is_renumbered=True)
     assert str(caught.value).endswith(f"{advice} data.start_rollout_id=null")
-    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder:
         assert folder.checkpoint_folder(given) == saved
 
 
 def test_two_runs_at_a_time_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
     """Jobs of a sweep with one checkpoint.save: each would delete what the other one is saving."""
+    text = config()
     shared = CheckpointConfig(save=str(tmp_path / "saved"))
-    with RunFolder.open(tmp_path / "a", config_yaml=config()) as first:
+    with RunFolder.open(tmp_path / "a", config_yaml=text) as first:
         assert first.checkpoint_folder(shared) == tmp_path / "saved"
         for _ in range(2):  # the second start is not taken for a resumed run
-            with RunFolder.open(tmp_path / "b", config_yaml=config()) as second, pytest.raises(ConfigError) as caught:
+            with RunFolder.open(tmp_path / "b", config_yaml=text) as second, pytest.raises(ConfigError) as caught:
                 second.checkpoint_folder(shared)
             advice = "wait for that run, or choose another checkpoint.save"
             assert str(caught.value).startswith("checkpoint.save must be a folder that no other run is using, got")
             assert str(caught.value).endswith(advice)
-    with RunFolder.open(tmp_path / "b", config_yaml=config()) as second:
+    with RunFolder.open(tmp_path / "b", config_yaml=text) as second:
         assert second.checkpoint_folder(shared) == tmp_path / "saved"
-    with RunFolder.open(tmp_path / "c", config_yaml=config()) as third:  # its own folder is locked already
+    with RunFolder.open(tmp_path / "c", config_yaml=text) as third:  # its own folder is locked already
         assert third.checkpoint_folder(CheckpointConfig(save=str(tmp_path / "c"))) == tmp_path / "c"
 
 
