@@ -83,6 +83,9 @@ class TrainingLoop:
                     await self._evaluation.finish()
                     producing.cancel()
                     watching.cancel()
+        if self._engine_version != self.progress.version:
+            # The result of an evaluation that a checkpoint waited for has ended the run (`eval.stop_reward`).
+            await self._update_engines()
         await self._evaluation.run_last()
         return self.progress
 

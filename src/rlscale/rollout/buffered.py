@@ -238,7 +238,9 @@ class BufferedRollouts:
                 if not future.done():
                     future.set_exception(error)
         finally:
-            self._reading = None
+            # One that was cancelled ends late: a place may have started the next one.
+            if self._reading is asyncio.current_task():
+                self._reading = None
 
     def _end_if_idle(self) -> None:
         # Groups of an answer that is lost with the request are delivered again.
