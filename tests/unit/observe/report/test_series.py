@@ -78,7 +78,9 @@ def test_the_remainder_of_a_step_is_other() -> None:
 
 
 def test_a_phase_of_some_steps_has_its_true_share_of_a_long_run() -> None:
-    records = [{"step": i, "time/step_s": 2.0, "time/train_s": 2.0} for i in range(4 * MAX_POINTS + 1)]
+    records = [
+        {"step": i, "train/loss": 1.0, "time/step_s": 2.0, "time/train_s": 2.0} for i in range(4 * MAX_POINTS + 1)
+    ]
     for record in records[::4]:
         record |= {"time/step_s": 8.0, "time/eval_s": 6.0}
     found = phase_seconds(records)
