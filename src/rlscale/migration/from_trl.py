@@ -110,10 +110,10 @@ def _corrections(draft: TranslationDraft) -> None:
     if "algo.tis_clip" not in draft.settings:
         draft.write("algo.tis_clip", Setting(value=3.0), "TRL's default")
     low, is_mask = draft.settings.get("algo.mis.low"), name.endswith("mask")
-    mode = "mask" if is_mask else "truncate" if low is None else "clip"
+    own_mode = "mask" if is_mask else "truncate" if low is None else "clip"
     draft.settings["algo.tis_type"] = Setting(value="mis")
     draft.settings["algo.mis.level"] = Setting(value="sequence" if name.startswith("sequence") else "token")
-    draft.settings["algo.mis.mode"] = Setting(value=mode)
+    draft.settings["algo.mis.mode"] = Setting(value=own_mode)
     if is_mask and low is None:
         draft.write("algo.mis.low", Setting(value=0.0), "TRL masks large weights only")
 
