@@ -24,7 +24,7 @@ from rlscale.config import RunConfig
 from rlscale.config.groups.algo import uses_critic
 from rlscale.protocols import CollectSettings
 from rlscale.rollout.group_age import oldest_version
-from rlscale.rollout.group_filters import GroupFilters
+from rlscale.rollout.group_filters import TOO_FEW, GroupFilters
 from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class BufferedRollouts:
         """`min_group_size`, or the reason of the dynamic filter."""
         if len(group.samples) < self._min_samples:
             self._close(group.index)
-            return "min_group_size"
+            return TOO_FEW
         reason = self._filters.reason_to_drop(group)
         return self._judge_later(group, reason) if isawaitable(reason) else self._noted(group, reason)
 
