@@ -70,6 +70,34 @@ def dump_files_are_templates(config: RunConfig) -> list[Problem]:
     ]
 
 
+OUTPUTS = (
+    "run.dir",
+    "checkpoint.save",
+    "checkpoint.save_hf",
+    "critic.save",
+    "debug.dump_details",
+    "debug.load_rollout_data",
+    "debug.memory_snapshot_dir",
+    "debug.profile_dir",
+    "debug.save_rollout_data",
+    "debug.save_train_data",
+    "train.weight_folder",
+)
+"""Keys of the files and folders that a run writes, and of dumps that it reads; `~` in them is the home folder."""
+
+
+@rule
+def home_folders_exist(config: RunConfig) -> list[Problem]:
+    """`~name` is the home folder of that user. Files that a run reads are searched for anyway."""
+    given = {path: str(attrgetter(path)(config)) for path in OUTPUTS}
+    rule, fix = "begin with the home folder of a user of this machine", "write the full path, or ~/ for your own"
+    return [
+        Problem(path=path, rule=rule, value=value, fix=fix)
+        for path, value in given.items()
+        if value.startswith("~") and os.path.expanduser(value) == value
+    ]
+
+
 @rule
 def checked_metric_has_a_threshold(config: RunConfig) -> list[Problem]:
     key, threshold = config.ci.metric_checker_key, config.ci.metric_checker_threshold

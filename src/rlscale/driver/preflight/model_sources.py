@@ -124,7 +124,7 @@ def check_adapters(config: RunConfig) -> list[Problem]:
     if lora.load is None or not lora.rank or config.debug.rollout_only:
         return []
     names = ("adapter_config.json", "adapter_model.safetensors")
-    folder = Path(lora.load)
+    folder = Path(os.path.expanduser(lora.load))
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return []

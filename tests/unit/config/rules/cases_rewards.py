@@ -397,6 +397,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"debug.profile_rollouts": [0, 19], "data.num_rollout": 20},
     ),
     (
+        "profiled_rollouts_are_in_the_run",
+        {"debug.profile_rollouts": [0, -1]},
+        "debug.profile_rollouts must contain numbers from 0, got [0, -1]; write numbers of rollouts, which count",
+        {"debug.profile_rollouts": [0]},
+    ),
+    (
+        "home_folders_exist",
+        {"run.dir": "~no_such_user/runs"},
+        "run.dir must begin with the home folder of a user of this machine, got ~no_such_user/runs; write the full",
+        {"run.dir": "~/runs"},
+    ),
+    (
         "dump_files_differ",
         {"debug.save_train_data": "d/{rollout_id}", "debug.save_rollout_data": "d/{rollout_id}"},
         "debug.save_train_data must differ from debug.save_rollout_data, got d/{rollout_id}",
