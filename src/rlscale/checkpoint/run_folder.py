@@ -117,7 +117,9 @@ class RunFolder:
             folder = self.path / "checkpoints"
         else:
             folder = folder.with_name(folder.name + self.path.name.removeprefix(wanted.name))
-        starts_there = config.load is not None and folder.resolve() in _self_and_parent(Path(config.load).expanduser())
+        starts_there = config.load is not None and folder.resolve() in _self_and_parent(
+            Path(os.path.expanduser(config.load))
+        )
         if self.resumed or starts_there or not CheckpointStore.has_checkpoint(folder):
             return folder
         # Otherwise the next start would find an unfinished run and resume it.
