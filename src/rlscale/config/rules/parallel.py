@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 
 from rlscale.config.errors import show
@@ -125,24 +126,29 @@ def pipeline_parallel_divides_layers(config: RunConfig) -> list[Problem]:
 def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem]:
     """Each rank of an expert-parallel group, within one pipeline stage, has the same number of experts."""
     megatron, model = config.megatron, config.model
-    size = megatron.expert_model_parallel_size
-    if not uses_megatron(config) or size == 1:
+    size, given = megatron.expert_model_parallel_size, megatron.core_args.get("expert_tensor_parallel_size")
+    if not uses_megatron(config) or (size == 1 and not given):
         return []
-    path, problems = "megatron.expert_model_parallel_size", []
-    if model.num_experts is None and model.num_layers is not None:
-        rule, fix = "be 1 for a model without experts", "remove it"
-        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
-    if model.num_experts is not None and model.num_experts % size:
-        fix = f"set it to {nearest_divisor(model.num_experts, size)}"
-        rule = f"divide model.num_experts={model.num_experts}"
-        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
-    # Expert parallelism divides the ranks of one pipeline stage.
+    path, experts = "megatron.expert_model_parallel_size", model.num_experts
+    if size > 1 and experts is None and model.num_layers is not None:
+        return [Problem(path=path, rule="be 1 for a model without experts", value=show(size), fix="remove it")]
     stage, odd = divmod(num_trainer_ranks(config), megatron.pipeline_model_parallel_size)
-    within = int(megatron.core_args.get("expert_tensor_parallel_size") or 1)
-    if not odd and stage % (size * within):
+    # Megatron-core shards each expert over the tensor-parallel ranks where no other size is set.
+    within = int(given or megatron.tensor_model_parallel_size)
+    if given and not odd and stage % within:
+        rule, fix = f"divide the {stage} ranks of a pipeline stage", f"set it to {nearest_divisor(stage, within)}"
+        return [Problem(path="megatron.expert_tensor_parallel_size", rule=rule, value=show(within), fix=fix)]
+    # Of a stage that other sizes do not divide, another rule reports the problem.
+    groups = 0 if odd or stage % within else stage // within
+    fix = f"set it to {nearest_divisor(math.gcd(groups, experts or 0) or 1, size)}"
+    problems = []
+    if experts is not None and experts % size:
+        rule = f"divide model.num_experts={experts}"
+        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
+    if groups and groups % size:
         rule = f"divide the {stage} ranks of a pipeline stage"
         rule += f", times megatron.expert_tensor_parallel_size={within}" if within > 1 else ""
-        fix = f"set it to {nearest_divisor(stage, size)}"
+        fix += ", or set megatron.expert_tensor_parallel_size=1" if within > 1 and stage % size == 0 else ""
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     return problems
 

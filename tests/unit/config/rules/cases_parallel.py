@@ -119,6 +119,34 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 4, PIPELINE: 2, "model.num_experts": 128},
     ),
     (
+        # 4 divides both; 8 divides the experts alone.
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, "cluster.actor_num_gpus_per_node": 28, EXPERTS: 32, "model.num_experts": 256},
+        "megatron.expert_model_parallel_size must divide the 28 ranks of a pipeline stage, got 32; set it to 4",
+        {**MEGATRON, "cluster.actor_num_gpus_per_node": 28, EXPERTS: 4, "model.num_experts": 256},
+    ),
+    (
+        # Without a size for experts, Megatron-core shards each over the tensor-parallel ranks.
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, TENSOR: 4, EXPERTS: 8, "model.num_experts": 128},
+        "divide the 8 ranks of a pipeline stage, times megatron.expert_tensor_parallel_size=4, got 8; set it to 2, or "
+        "set megatron.expert_tensor_parallel_size=1",
+        {
+            **MEGATRON,
+            **EIGHT_GPUS,
+            TENSOR: 4,
+            EXPERTS: 8,
+            "model.num_experts": 128,
+            CORE_ARGS: {"expert_tensor_parallel_size": 1},
+        },
+    ),
+    (
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 128, CORE_ARGS: {"expert_tensor_parallel_size": 3}},
+        "megatron.expert_tensor_parallel_size must divide the 8 ranks of a pipeline stage, got 3; set it to 2",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 128, CORE_ARGS: {"expert_tensor_parallel_size": 2}},
+    ),
+    (
         "expert_parallel_divides_experts_and_ranks",
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 2, "model.num_layers": 36},
         "megatron.expert_model_parallel_size must be 1 for a model without experts, got 2; remove it",
