@@ -191,7 +191,7 @@ def check_head_division(config: RunConfig, path: str, size: int, *, units: int =
     rule = rule if units == 1 else f"be {units} times {times}"
     allowed = [
         n
-        for n in range(1, (heads or kv_heads or 1) + 1)
+        for n in divisors(heads or kv_heads or 1)
         if (heads or n) % n == 0 and (kv_heads is None or kv_heads % n == 0 or n % kv_heads == 0)
     ]
     nearest = min(allowed, key=lambda n: (abs(n - size), n))
@@ -200,4 +200,13 @@ def check_head_division(config: RunConfig, path: str, size: int, *, units: int =
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+    return min(divisors(number), key=lambda d: (abs(d - wanted), d))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number in ascending order; of a number above 10^12 only those below 10^6 and their partners.
+
+    A number that was typed wrong can be any, and an error must not take minutes.
+    """
+    small = [d for d in range(1, min(math.isqrt(number), 1_000_000) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
