@@ -77,12 +77,25 @@ def batch_divides_among_ranks(config: RunConfig) -> list[Problem]:
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     product += f" / {shared} ranks per model = {parts}" if shared > 1 else f" = {parts}"
-    # The multiples of the number of ranks around the batch size.
-    near = [number for number in (size // parts * parts, size // parts * parts + parts) if number]
-    sizes = " or ".join(f"batch.global_batch_size={number}" for number in near)
-    fix = f"nearest are {sizes}, or {nearest_divisor(size, parts)} data-parallel ranks"
+    fix = f"{_fitting_sizes(config, parts)}, or use {nearest_divisor(size, parts)} data-parallel ranks"
     rule = f"be a multiple of the number of data-parallel ranks, {product}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
+
+
+def _fitting_sizes(config: RunConfig, parts: int) -> str:
+    """Sizes of an optimiser step that a number of ranks divides and that divide the samples of a rollout."""
+    batch, size = config.batch, samples_per_step(config)
+    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    fitting = [number for number in divisors(samples) if number % parts == 0]
+    near = [number for number in fitting if number < size][-1:] + [number for number in fitting if number > size][:1]
+    if near:
+        return f"set {' or '.join(f'batch.global_batch_size={number}' for number in near)}"
+    # The prompts of as many steps, of which every rank gets the same number of samples.
+    steps = max(1, samples // size)
+    unit = parts * steps // math.gcd(parts * steps, batch.n_samples_per_prompt)
+    prompts = batch.rollout_batch_size // unit * unit or unit
+    size = prompts * batch.n_samples_per_prompt // steps
+    return f"set batch.rollout_batch_size={prompts} and batch.global_batch_size={size}"
 
 
 @rule

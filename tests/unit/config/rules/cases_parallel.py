@@ -52,16 +52,23 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "batch_divides_among_ranks",
         {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
         "batch.global_batch_size must be a multiple of the number of data-parallel ranks, cluster.actor_num_nodes=1 * "
-        "cluster.actor_num_gpus_per_node=3 = 3, got 64; nearest are "
-        "batch.global_batch_size=63 or batch.global_batch_size=66, or 2 data-parallel ranks",
+        "cluster.actor_num_gpus_per_node=3 = 3, got 64; set "
+        "batch.rollout_batch_size=15 and batch.global_batch_size=60, or use 2 data-parallel ranks",
         {"cluster.actor_num_gpus_per_node": 4, "batch.global_batch_size": 64},
+    ),
+    (
+        # Multiples of 8 that divide the 256 samples of a rollout.
+        "batch_divides_among_ranks",
+        {**EIGHT_GPUS, "batch.global_batch_size": 20},
+        "got 20; set batch.global_batch_size=16 or batch.global_batch_size=32, or use 10 data-parallel ranks",
+        {**EIGHT_GPUS, "batch.global_batch_size": 16},
     ),
     (
         "batch_divides_among_ranks",
         {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 2},
         "batch.global_batch_size must be a multiple of the number of data-parallel ranks, "
         "cluster.actor_num_nodes=1 * cluster.actor_num_gpus_per_node=8 / 2 ranks per model = 4, got 6; "
-        "nearest are batch.global_batch_size=4 or batch.global_batch_size=8, or 3 data-parallel ranks",
+        "set batch.rollout_batch_size=2 and batch.global_batch_size=12, or use 3 data-parallel ranks",
         {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 4},
     ),
     (
