@@ -80,6 +80,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "judge_prompt_has_the_response",
+        {**JUDGED, "reward.judge.prompt": "Rate {response:d}"},
+        "reward.judge.prompt must have only the placeholders {prompt}, {response} and {label}, got {response:d}; write",
+        {**JUDGED, "reward.judge.prompt": "Rate {response}"},
+    ),
+    (
+        "judge_prompt_has_the_response",
         {**JUDGED, "reward.judge.prompt": "Rate {prompt}"},
         "reward.judge.prompt must have the placeholder {response}, got Rate {prompt}; add it",
         {"reward.judge.prompt": "Rate {prompt}"},
