@@ -77,7 +77,7 @@ class EvalFileSet(ConfigGroup):
 
     # Sampling beyond that of the group `eval`.
     stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     repetition_penalty: Annotated[float | None, Field(gt=0)] = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
