@@ -41,12 +41,15 @@ def rollout_only_excludes_sft(config: RunConfig) -> list[Problem]:
 
 @rule
 def profiled_rollouts_are_in_the_run(config: RunConfig) -> list[Problem]:
-    given, number = config.debug.profile_rollouts, config.data.num_rollout
+    path, given, number = "debug.profile_rollouts", config.debug.profile_rollouts, config.data.num_rollout
+    if given and min(given) < 0:
+        fix = "write numbers of rollouts, which count from 0"
+        return [Problem(path=path, rule="contain numbers from 0", value=show(given), fix=fix)]
     # Nothing is profiled in a run that only evaluates or generates; a warning says so.
     if not given or not number or config.debug.rollout_only or max(given) < number:
         return []
     rule, fix = f"be below data.num_rollout={number}", f"the last rollout is {number - 1}; write numbers up to it"
-    return [Problem(path="debug.profile_rollouts", rule=rule, value=show(given), fix=fix)]
+    return [Problem(path=path, rule=rule, value=show(given), fix=fix)]
 
 
 @rule
