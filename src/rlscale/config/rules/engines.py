@@ -61,6 +61,16 @@ def engine_returns_routes(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def cuda_graphs_have_batch_sizes(config: RunConfig) -> list[Problem]:
+    """A server would end when it captures a graph for any other size."""
+    is_used, sizes = config.rollout.engine == EngineKind.sglang, config.sglang.cuda_graph_bs
+    if not is_used or sizes is None or (sizes and min(sizes) > 0):
+        return []
+    fix = "remove it, or write sizes such as [1,2,4,8]"
+    return [Problem(path="sglang.cuda_graph_bs", rule="contain numbers above 0", value=show(sizes), fix=fix)]
+
+
+@rule
 def sglang_supports_tied_embeddings(config: RunConfig) -> list[Problem]:
     """The weight sync sends a tied embedding once, so a separate output layer of SGLang would get no weights."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):

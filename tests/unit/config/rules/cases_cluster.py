@@ -242,6 +242,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "sglang_supports_tied_embeddings",
+        {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": True},
+        "got true; set it to false; SGLang does not tie embedding and output layer in this family",
+        {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": False},
+    ),
+    (
+        "cuda_graphs_have_batch_sizes",
+        {**SGLANG, "sglang.cuda_graph_bs": [8, 0]},
+        "sglang.cuda_graph_bs must contain numbers above 0, got [8, 0]; remove it, or write sizes such as [1,2,4,8]",
+        {**SGLANG, "sglang.cuda_graph_bs": [8, 1]},
+    ),
+    (
+        "sglang_supports_tied_embeddings",
         {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3_moe"},
         "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
         {**SGLANG, "model.hf_checkpoint": None, "model.build": "tiny_qwen3"},
