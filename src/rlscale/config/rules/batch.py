@@ -74,7 +74,8 @@ def _nearest_sizes(path: str, divisor: int, samples: int, group_size: int) -> st
 def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
     cluster, shared, size = config.cluster, ranks_per_model(config), samples_per_step(config)
     ranks = num_trainer_ranks(config) // shared
-    if size >= ranks:
+    # More steps than samples leave none; another rule reports it.
+    if size >= ranks or size == 0:
         return []
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"

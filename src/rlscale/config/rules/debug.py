@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from operator import attrgetter
+
 from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.logging import WandbMode

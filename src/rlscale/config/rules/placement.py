@@ -135,7 +135,9 @@ def offloaded_engines_are_synchronous(config: RunConfig) -> list[Problem]:
     if not offloads_engines(config) or config.cluster.colocate:
         return []
     rule = "be 0 with cluster.offload_rollout"
-    fix = "set it to 0, or cluster.offload_rollout=false; offloaded engines cannot generate ahead"
+    # cluster.offload sets both keys, so that one of them cannot be false.
+    cause = "offload" if config.cluster.offload else "offload_rollout"
+    fix = f"set it to 0, or cluster.{cause}=false; offloaded engines cannot generate ahead"
     staleness = config.rollout.max_staleness
     return [Problem(path="rollout.max_staleness", rule=rule, value=show(staleness), fix=fix)] if staleness else []
 

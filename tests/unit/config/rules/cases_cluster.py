@@ -165,6 +165,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"cluster.offload_train": True, "rollout.max_staleness": 1},
     ),
     (
+        # cluster.offload_rollout=false would contradict cluster.offload.
+        "offloaded_engines_are_synchronous",
+        {"cluster.offload": True, "rollout.max_staleness": 1},
+        "set it to 0, or cluster.offload=false; offloaded engines cannot generate ahead",
+        {"cluster.offload": True, "rollout.max_staleness": 0},
+    ),
+    (
         "offloaded_engines_get_full_weights",
         {"cluster.offload": True, "train.weight_channel": "delta"},
         "train.weight_channel must be process_group, shared_memory or disk with cluster.offload_rollout, got "
