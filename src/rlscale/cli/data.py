@@ -146,10 +146,11 @@ def _parse(words: list[str]) -> _Arguments:
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
+        flag, equals, given = word.partition("=")
         if word == "--json":
             found.json = True
-        elif word == "--rows":
-            given = remaining.pop(0) if remaining else "nothing"
+        elif flag == "--rows":
+            given = given if equals else remaining.pop(0) if remaining else "nothing"
             if not given.isdecimal() or not 0 < int(given) < 10**9:
                 raise ConfigError(
                     [Problem(path="--rows", rule="be a number of rows above 0", value=given, fix="e.g. --rows 1000")]
