@@ -130,7 +130,7 @@ class CheckpointStore:
             ConfigError: there is no such checkpoint.
             DataError: the checkpoint cannot be read.
         """
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         complete = (
             [folder] if (folder / STATE_FILE).is_file() else _complete(folder) or _complete(folder / "checkpoints")
         )
