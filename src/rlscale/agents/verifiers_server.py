@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = tomllib.loads(given.config.read_text())
     if not isinstance(config.get("env"), dict):
         parser.error(f'{given.config} must have a table [env]; write [env.taskset] with id = "<taskset>"')
-    key = os.environ.get(KEY_VARIABLE)
+    key = os.environ.get(KEY_VARIABLE) or None  # an empty one is no key
     if key is None and given.host not in ("127.0.0.1", "localhost", "::1"):
         parser.error(f"--host must be this machine without a key, got {given.host}; set {KEY_VARIABLE}")
     server = VerifiersServer(config["env"], key=key)
