@@ -36,6 +36,7 @@ def test_a_secret_is_moved(word: str, secret: str) -> None:
             ["abc", "def"],
         ),
         ("reward.rm_url=http://me:abc@h/x", "reward.rm_url=http://${oc.env:RLSCALE_SECRET_0}@h/x", ["me:abc"]),
+        ("reward.url='http://h/x?key=abc&n=1'", "reward.url='http://h/x?key=${oc.env:RLSCALE_SECRET_0}&n=1'", ["abc"]),
     ],
 )
 def test_secrets_inside_of_a_value_are_moved(word: str, moved: str, secrets: list[str]) -> None:
@@ -65,7 +66,11 @@ def test_the_reference_gives_the_config_its_value(monkeypatch: pytest.MonkeyPatc
 
 
 def test_references_inside_of_a_value_give_the_config_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    words, variables = move_secrets(["train.env_vars={HF_TOKEN: 'a, b', URL: 'http://me:abc@h'}"])
+    words, variables = move_secrets(
+        ["train.env_vars={HF_TOKEN: 'a, b', URL: 'http://me:abc@h', SEARCH: 'http://:c@h/x?token=d&n=1'}"]
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert load_config(words).train.env_vars == {"HF_TOKEN": "a, b", "URL": "http://me:abc@h"}
+    urls = {"URL": "http://me:abc@h", "SEARCH": "http://:c@h/x?token=d&n=1"}
+    assert load_config(words).train.env_vars == {"HF_TOKEN": "a, b", **urls}
+    assert sorted(variables.values()) == [":c", "a, b", "d", "me:abc"]
