@@ -167,7 +167,8 @@ def _require_key(api_key: str | None) -> Any:
             # Anthropic's clients send the key in another header.
             other = request.headers.get("x-api-key")
             given = request.headers.get("Authorization", "" if other is None else f"Bearer {other}")
-            if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+            # A header may have bytes that are no UTF-8.
+            if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {api_key}".encode()):
                 return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         return await handler(request)
 
@@ -432,7 +433,7 @@ class _Handlers:
 
 def _tags(body: Mapping[str, Any]) -> list[str]:
     tags: list[str] = _get(body, "tags", list, []) or list(MEMORY_TAGS)
-    if not set(tags) <= set(MEMORY_TAGS):
+    if not all(tag in MEMORY_TAGS for tag in tags):
         raise BadRequest("tags", f"be among {', '.join(MEMORY_TAGS)}", tags)
     return tags
 
@@ -453,7 +454,7 @@ def _version(body: Mapping[str, Any]) -> str | None:
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
         body = await request.json()
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise BadRequest("body", "be JSON", str(e)) from e
     if not isinstance(body, Mapping):
         raise BadRequest("body", "be a JSON object", body)
