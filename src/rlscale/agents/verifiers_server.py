@@ -110,8 +110,9 @@ class VerifiersServer:
         return web.json_response({"env": self._config.env_id})
 
     async def _run(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
+        # A header may have bytes that are no UTF-8.
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+        if self._key is not None and not hmac.compare_digest(given, self._key.encode()):
             return web.json_response({"error": f"the key must be that of {KEY_VARIABLE}"}, status=401)
         try:
             return web.json_response(await self.play(await request.json()))

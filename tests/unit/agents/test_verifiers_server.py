@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.agents.verifiers_server import KEY_VARIABLE, _result, main
+from rlscale.agents.verifiers_server import KEY_VARIABLE, VerifiersServer, _result, main
 
 OWN, OTHER = object(), object()
 
@@ -57,3 +57,10 @@ def test_other_machines_need_a_key(
         main([str(config), "--host", "0.0.0.0"])
     assert ended.value.code == 2
     assert f"set {KEY_VARIABLE}" in capsys.readouterr().err
+
+
+async def test_a_key_that_is_no_text_is_refused() -> None:
+    server = object.__new__(VerifiersServer)  # its library is not installed here
+    server._key = "secret"
+    request: Any = SimpleNamespace(headers={"Authorization": "Bearer \udcff"})  # as aiohttp reads the byte 255
+    assert (await server._run(request)).status == 401
