@@ -172,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [json.dumps(each, ensure_ascii=False) + "\n" for each in server.prompts(given.limit)]
         given.write_prompts.write_text("".join(rows), encoding="utf-8")
         return
-    sys.stdout.write(f"listening at http://{given.host}:{given.port}/run\n")
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    sys.stdout.write(f"listening at http://{host}:{given.port}/run\n")
     sys.stdout.flush()
     # A run closes the connection at its end or at a deadline: the episode is cancelled then.
     web.run_app(server.app(), host=given.host, port=given.port, handler_cancellation=True, print=None)

@@ -4,11 +4,14 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.server.http_server import Server
 
 KEY = "secret"
 
@@ -55,3 +58,9 @@ def test_a_wrong_body_is_refused(
     assert status == 400
     assert json.loads(content)["error"]["field"] == field
     assert not caplog.records
+
+
+def test_the_url_of_an_ipv6_address_has_brackets() -> None:
+    server = Server(web.Application(), host="::1", port=0)
+    server._runner = SimpleNamespace(addresses=[("::1", 30000, 0, 0)])  # type: ignore[assignment]
+    assert server.url == "http://[::1]:30000"  # a machine may have no IPv6
