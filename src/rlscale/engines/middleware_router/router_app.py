@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -121,7 +121,10 @@ class MiddlewareRouter:
         }
 
     async def _forward(self, request: Request) -> Response:
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED)
         query = f"?{request.url.query}" if request.url.query else ""
         key = request.headers.get(ROUTING_KEY) or _session_of(body)
         call = Call(
