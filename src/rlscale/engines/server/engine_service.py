@@ -163,6 +163,9 @@ def build_app(service: EngineService, *, api_key: str | None = None) -> web.Appl
 def _require_key(api_key: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A browser sends requests of any page to loopback, too, where a server may have no key.
+        if "Origin" in request.headers:
+            return web.json_response({"error": {"message": "requests of web pages are refused"}}, status=403)
         if api_key is not None and request.path != "/health":
             # Anthropic's clients send the key in another header.
             other = request.headers.get("x-api-key")

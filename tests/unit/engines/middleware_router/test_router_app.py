@@ -70,6 +70,16 @@ async def test_middlewares_see_requests_in_their_order(fakes: list[FakeServer]) 
             await client.call("POST", "/generate", BODY, {"x-fail": "1"})
 
 
+async def test_web_pages_are_refused() -> None:
+    seen.clear()
+    async with opened(make_router().build_app([First])) as client:
+        page = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+        reply = await client.call("POST", "/workers", {"url": "http://evil.example"}, page)
+        assert reply.status == 403 and "web pages" in reply.json["error"]["message"]
+        assert not (await client.call("GET", "/workers")).json["workers"]
+    assert seen == ["first"]
+
+
 async def test_a_request_without_the_key_reaches_no_middleware() -> None:
     seen.clear()
     async with opened(make_router().build_app([First], api_key="secret")) as client:

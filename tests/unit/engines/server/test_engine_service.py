@@ -22,10 +22,13 @@ def fake() -> Iterator[FakeServer]:
         yield server
 
 
-def send(fake: FakeServer, path: str, body: bytes, *, key: bytes = KEY.encode()) -> tuple[int, bytes]:
+def send(
+    fake: FakeServer, path: str, body: bytes, *, key: bytes = KEY.encode(), more: bytes = b""
+) -> tuple[int, bytes]:
     """Status and body of the answer; bytes, because clients send only valid headers."""
     parts = urlsplit(fake.url)
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nConnection: close\r\n" % (path.encode(), key)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\n" % (path.encode(), key)
+    head += more + b"Connection: close\r\n"
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         with connection.makefile("rb") as answer:
@@ -39,6 +42,15 @@ def test_a_wrong_key_is_refused(fake: FakeServer, caplog: pytest.LogCaptureFixtu
         status, _ = send(fake, "/generate", b"{}", key=key)
     assert status == 401
     assert not caplog.records
+
+
+def test_web_pages_are_refused() -> None:
+    # A browser sends a text of any page to loopback, where a server needs no key.
+    page = b"Origin: http://evil.example\r\nContent-Type: text/plain\r\n"
+    with FakeServer() as open_to_all:
+        status, content = send(open_to_all, "/pause_generation", b"{}", more=page)
+        assert status == 403 and "web pages" in json.loads(content)["error"]["message"]
+        assert send(open_to_all, "/pause_generation", b"{}")[0] == 200
 
 
 @pytest.mark.parametrize(
