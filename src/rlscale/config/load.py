@@ -24,6 +24,7 @@ from rlscale.config.rules import check_given_rope_type, check_rules, find_warnin
 from rlscale.config.run_config import RunConfig
 from rlscale.config.unsupported import check_supported
 from rlscale.errors import ConfigError, Problem
+from rlscale.secrets import redact
 
 CheckConfig = Callable[[RunConfig, Collection[str]], Sequence[Problem]]
 """Problems of a resolved config and the machine; the second argument are keys that are wrong and have a default."""
@@ -145,7 +146,12 @@ def _advised(problems: Sequence[Problem], composed: Composed, *, given: RunConfi
         given: the config with the default of every wrong key. None: too little of it is known to derive anything.
     """
     advisor = Advisor(composed=composed, derived=[] if given is None else resolve(given)[1])
-    return [advisor.complete(problem) for problem in problems]
+    return [_without_secret(advisor.complete(problem)) for problem in problems]
+
+
+def _without_secret(problem: Problem) -> Problem:
+    """The problem without the value of a secret: the output of a job is often read by others."""
+    return problem if problem.value == show(None) else replace(problem, value=redact(problem.value, problem.path))
 
 
 def _is_consequence(problem: Problem, broken: set[str]) -> bool:

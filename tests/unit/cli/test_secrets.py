@@ -4,6 +4,7 @@ import pytest
 
 from rlscale.cli.secrets import move_secrets
 from rlscale.config import load_config
+from rlscale.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,24 @@ def test_references_inside_of_a_value_give_the_config_its_values(monkeypatch: py
     urls = {"URL": "http://me:abc@h", "SEARCH": "http://:c@h/x?token=d&n=1"}
     assert load_config(words).train.env_vars == {"HF_TOKEN": "a, b", **urls}
     assert sorted(variables.values()) == [":c", "a, b", "d", "me:abc"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("sglang.api_key=abc123", "sglang.api_key must not be set, because rlscale sets it, got <redacted>; remove it"),
+        ("sglang.hf_token=abc123", "sglang.hf_token must be a key of this group"),
+        ("logging.wandb.key=[abc123]", "logging.wandb.key must be"),
+        ("reward.url=[http://me:abc123@h]", "reward.url must be"),
+    ],
+)
+def test_no_message_shows_a_secret(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(["rollout=sglang", word])
+    text = str(raised.value)
+    assert message in text and "abc123" not in text
+
+
+def test_a_secret_that_is_missing_is_null_in_a_message() -> None:
+    with pytest.raises(ConfigError, match=r"sglang\.api_key must .*, got null"):
+        load_config(["rollout=sglang", "sglang.api_key=null", "sglang.tp_size=3", "cluster.rollout_num_gpus=0"])
