@@ -84,6 +84,13 @@ def test_references_inside_of_a_value_give_the_config_its_values(monkeypatch: py
         ("sglang.hf_token=abc123", "sglang.hf_token must be a key of this group"),
         ("logging.wandb.key=[abc123]", "logging.wandb.key must be"),
         ("reward.url=[http://me:abc123@h]", "reward.url must be"),
+        ("logging.wandb.key={abc123", "write 'logging.wandb.key=\"<redacted>\"'"),
+        ("logging.wandb.key=abc123,x", "logging.wandb.key must have one value"),
+        ("+logging.wandb.key.x=abc123", "logging.wandb.key.x must be a known key, got <redacted>"),
+        ("custom={api_key: abc123", "write 'custom={api_key: <redacted>}'"),
+        ("train.env_vars.HF_TOKEN=[abc123]", 'got {"HF_TOKEN": "<redacted>"}; write train.env_vars.<name>=<value>'),
+        ("++logging={wandb: {key: [abc123]}}", 'got {"wandb": {"key": "<redacted>"}}'),
+        ("network.http_proxy=http://me:abc123@h/x?y=1", "http://<redacted>@h/x?y=1"),
     ],
 )
 def test_no_message_shows_a_secret(word: str, message: str) -> None:
