@@ -218,7 +218,8 @@ class Judge(FrozenModelClient, Protocol):
 class RewardPostProcess(Protocol):
     """`reward.post_process_path`: rewards of a rollout as used for advantages. Replaces the normalisation per group.
 
-    Metrics and samples keep the rewards as graded.
+    rloo and gdpo still compare them within a group. They have no names: gdpo normalises them as one. Metrics and
+    samples keep the rewards as graded.
 
     Returns:
         One finite number for each sample, in the order of groups and of the samples in them.

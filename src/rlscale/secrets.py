@@ -10,7 +10,7 @@ import yaml
 REDACTED = "<redacted>"
 
 _ALWAYS_SECRET = frozenset(
-    {"password", "passwd", "passphrase", "secret", "credential", "credentials", "apikey", "authorization"}
+    {"password", "passwd", "pgpassword", "passphrase", "secret", "credential", "credentials", "apikey", "authorization"}
 )
 _SECRET_KEY_PREFIXES = frozenset({"api", "access", "auth", "private", "wandb", "ssh"})
 _TEXT_TOKENS = frozenset({"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end", "per"})
@@ -18,7 +18,14 @@ _INNER_VALUE = re.compile(
     r"""([\w.]+)(\s*[:=]\s*)(\$\{[^}]*\}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?:\\.|[^\s,{}\[\]\\"'])(?:\\.|[^,{}\[\]\\"'])*)"""
 )
 """Name, separator and value within a mapping of Hydra's grammar; a value may be quoted, a reference, or have spaces."""
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+:[^/@\s]+(?=@)")
+_URL_SECRET = re.compile(
+    # A user with a password, up to the last @ of the host; a user alone, who may be a token of an HTTP server.
+    r"(?<=://)[^/@\s]*:[^/\s]+(?=@)|(?:(?<=http://)|(?<=https://))[^/?@\s]+(?=@)"
+    r"|(?<=[?&])(?P<name>[\w.-]+)=(?P<value>[^&#\s'\"\],}]+)",
+    re.IGNORECASE,
+)
+"""The login of a URL, or a parameter of its query."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @lru_cache(maxsize=4096)
@@ -27,14 +34,16 @@ def is_secret(name: str) -> bool:
 
     Names of columns and of text tokens (`data.input_key`, `eos_token`) are no secrets.
     """
-    words = re.findall(r"[a-z0-9]+", name.rsplit(".", 1)[-1].lower())
+    last_name = name.rsplit(".", 1)[-1]
+    words = re.findall(r"[a-z0-9]+", _HUMP.sub("_", last_name).lower())
     if not words:
         return False
     *before, last = words
     # `api_key` is secret, `input_key` is a column; `hf_token` is secret, `eos_token` is text.
     prefix = before[-1] if before else ""
     if last == "key":
-        return not before or prefix in _SECRET_KEY_PREFIXES
+        # No column has the name of an environment variable: OPENAI_KEY is secret.
+        return not before or prefix in _SECRET_KEY_PREFIXES or last_name.isupper()
     if last == "token":
         return prefix not in _TEXT_TOKENS
     return not _ALWAYS_SECRET.isdisjoint(words)
@@ -60,7 +69,7 @@ def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
         return f"{inner}{between}{replacement(found) if is_secret(inner) else found}"
 
     kept = name + equals + _INNER_VALUE.sub(replace, value)
-    return _URL_LOGIN.sub(lambda match: replacement(match.group()), kept)
+    return _replace_in_urls(kept, replacement)
 
 
 def redact_yaml(text: str) -> str:
@@ -79,8 +88,14 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, list):
         is_command = name == "overrides"
         return [redact_override(inner) if is_command and isinstance(inner, str) else redact(inner) for inner in value]
-    return _without_login(value) if isinstance(value, str) else value
+    return _replace_in_urls(value, lambda _: REDACTED) if isinstance(value, str) else value
 
 
-def _without_login(text: str) -> str:
-    return _URL_LOGIN.sub(REDACTED, text)
+def _replace_in_urls(text: str, replacement: Callable[[str], str]) -> str:
+    def replace(match: re.Match[str]) -> str:
+        name, found = match["name"], match["value"]
+        if name is None:
+            return replacement(match.group())
+        return f"{name}={replacement(found)}" if is_secret(name) else match.group()
+
+    return _URL_SECRET.sub(replace, text)

@@ -20,6 +20,11 @@ from rlscale.secrets import REDACTED, is_secret, redact_override, redact_yaml
         "wandb_key",
         "apikey",
         "Authorization",
+        "KAGGLE_KEY",
+        "AZURE_OPENAI_KEY",
+        "PGPASSWORD",
+        "custom.accessToken",
+        "custom.search.apiKey",
     ],
 )
 def test_secrets_are_recognised(name: str) -> None:
@@ -37,6 +42,10 @@ def test_secrets_are_recognised(name: str) -> None:
         "throughput.tokens_per_s",
         "model.eos_token",
         "model.tokenizer",
+        "data.multimodal_keys",
+        "custom.inputKey",
+        "custom.stopTokenIds",
+        "PWD",
         "algo.calculate_per_token_loss",
         "",
     ],
@@ -57,6 +66,17 @@ def test_names_of_columns_and_tokens_are_no_secrets(name: str) -> None:
         ("++custom={headers: {Authorization: Bearer abc123}}", f"++custom={{headers: {{Authorization: {REDACTED}}}}}"),
         ("++custom={key: {input: question}}", "++custom={key: {input: question}}"),
         ("reward.url=http://me:abc123@host/x", f"reward.url=http://{REDACTED}@host/x"),
+        ("custom.cache=redis://:abc123@host/0", f"custom.cache=redis://{REDACTED}@host/0"),
+        ("custom.cache=redis://me:abc@123@host/0", f"custom.cache=redis://{REDACTED}@host/0"),
+        ("reward.url=https://abc123@host/x", f"reward.url=https://{REDACTED}@host/x"),
+        ("reward.url=https://host/x?key=abc123&n=2", f"reward.url=https://host/x?key={REDACTED}&n=2"),
+        (
+            "agent.mcp_servers=[https://host/mcp?n=2&api_key=abc123, https://host/m]",
+            f"agent.mcp_servers=[https://host/mcp?n=2&api_key={REDACTED}, https://host/m]",
+        ),
+        ("reward.url=https://host:80/a@b?input_key=q", "reward.url=https://host:80/a@b?input_key=q"),
+        ("custom.clone=ssh://git@host/x", "custom.clone=ssh://git@host/x"),
+        ("agent.env={KAGGLE_KEY: abc123}", f"agent.env={{KAGGLE_KEY: {REDACTED}}}"),
         ("+experiment=quickstart", "+experiment=quickstart"),
         ("~logging.wandb", "~logging.wandb"),
     ],
@@ -88,3 +108,12 @@ def test_secrets_inside_of_command_lines_are_redacted() -> None:
         "name": "key=abc123",
         "overrides": ["algo.eps_clip=0.1", f"logging.wandb.key={REDACTED}"],
     }
+
+
+def test_secrets_of_urls_are_redacted_in_yaml() -> None:
+    text = "urls: ['https://abc123@host/x', 'http://host/mcp?api_key=abc123', 'redis://:abc123@host/0']\n"
+    assert yaml.safe_load(redact_yaml(text))["urls"] == [
+        f"https://{REDACTED}@host/x",
+        f"http://host/mcp?api_key={REDACTED}",
+        f"redis://{REDACTED}@host/0",
+    ]

@@ -10,18 +10,23 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
+import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp.types import INVALID_PARAMS
+from mcp.types import Tool as McpTool
 
 from rlscale.agents.tool import cut_text, result_text
 from rlscale.agents.tool_pool import SHARED, Owner, ToolResult
 from rlscale.config.addresses import public_url
 from rlscale.config.groups.agent import AgentConfig, McpSessions
 from rlscale.errors import ConfigError, Problem
+from rlscale.hosts import is_loopback
 from rlscale.images import IMAGE_TYPE, Image
 from rlscale.renderers.renderer import ToolSpec
 
@@ -29,6 +34,7 @@ KEY = "agent.mcp_servers"
 CLOSE_S = 5.0
 """Time of a session to end; a server that is a command is ended by the library after 2 s."""
 
+CONNECT_S = 30.0
 MAX_ERROR_CHARS = 300
 
 
@@ -181,14 +187,14 @@ async def list_tools(server: str, *, key: str, timeout_s: float) -> list[ToolSpe
     session = _Session(server)
     try:
         async with asyncio.timeout(timeout_s):
-            found = await (await session.client()).list_tools()
+            found = await _all_tools(await session.client())
     except TimeoutError:
         raise _error(key, server, f"it did not answer within agent.tool_timeout_s={timeout_s:g}") from None
     except Exception as error:
         raise _error(key, server, _describe(error, session.stderr_end())) from error
     finally:
         await session.close()
-    if not found.tools:
+    if not found:
         raise _error(key, server, "it has no tools; remove it")
     return [
         {
@@ -199,8 +205,21 @@ async def list_tools(server: str, *, key: str, timeout_s: float) -> list[ToolSpe
                 "parameters": dict(each.input_schema),
             },
         }
-        for each in found.tools
+        for each in found
     ]
+
+
+async def _all_tools(client: Client) -> list[McpTool]:
+    """The tools of all pages."""
+    tools: list[McpTool] = []
+    cursors: list[str | None] = [None]
+    while True:
+        page = await client.list_tools(cursor=cursors[-1])
+        tools += page.tools
+        # A server may repeat a page for ever.
+        if page.next_cursor is None or page.next_cursor in cursors:
+            return tools
+        cursors.append(page.next_cursor)
 
 
 def shown_server(server: str) -> str:
@@ -215,9 +234,21 @@ def is_url(server: str) -> bool:
 
 def _transport(server: str, stderr: TextIO) -> Any:
     if is_url(server):
-        return server
+        return _open_url(server)
     command, *arguments = shlex.split(server)
     return stdio_client(StdioServerParameters(command=command, args=arguments), errlog=stderr)
+
+
+@asynccontextmanager
+async def _open_url(url: str) -> AsyncIterator[Any]:
+    # A proxy of the environment must not get requests to this machine. A call has its own deadline.
+    trusts_env = not is_loopback(urlsplit(url).hostname or "")
+    timeout = httpx2.Timeout(CONNECT_S, read=None)
+    async with (
+        httpx2.AsyncClient(timeout=timeout, trust_env=trusts_env) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
 
 
 def _text_of(part: Any) -> str:

@@ -180,7 +180,8 @@ def _read_end(code: int, file: Path, log: TrajectoryLog, policy_errors: tuple[st
 
 def _read_result_file(file: Path) -> AgentResult | None:
     try:
-        with file.open("rb") as content:
+        # Not blocking: the agent, or a program that the policy wrote, may have left a pipe with this name.
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as content:
             found = content.read(MAX_RESULT_BYTES + 1)
     except OSError:
         return None

@@ -110,8 +110,9 @@ class VerifiersServer:
         return web.json_response({"env": self._config.env_id})
 
     async def _run(self, request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
+        # A header may have bytes that are no UTF-8.
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+        if self._key is not None and not hmac.compare_digest(given, self._key.encode()):
             return web.json_response({"error": f"the key must be that of {KEY_VARIABLE}"}, status=401)
         try:
             return web.json_response(await self.play(await request.json()))
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = tomllib.loads(given.config.read_text())
     if not isinstance(config.get("env"), dict):
         parser.error(f'{given.config} must have a table [env]; write [env.taskset] with id = "<taskset>"')
-    key = os.environ.get(KEY_VARIABLE)
+    key = os.environ.get(KEY_VARIABLE) or None  # an empty one is no key
     if key is None and given.host not in ("127.0.0.1", "localhost", "::1"):
         parser.error(f"--host must be this machine without a key, got {given.host}; set {KEY_VARIABLE}")
     server = VerifiersServer(config["env"], key=key)
@@ -171,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [json.dumps(each, ensure_ascii=False) + "\n" for each in server.prompts(given.limit)]
         given.write_prompts.write_text("".join(rows), encoding="utf-8")
         return
-    sys.stdout.write(f"listening at http://{given.host}:{given.port}/run\n")
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    sys.stdout.write(f"listening at http://{host}:{given.port}/run\n")
     sys.stdout.flush()
     # A run closes the connection at its end or at a deadline: the episode is cancelled then.
     web.run_app(server.app(), host=given.host, port=given.port, handler_cancellation=True, print=None)

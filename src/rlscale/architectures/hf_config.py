@@ -220,5 +220,7 @@ def _config_files(checkpoint: str | None) -> list[Path]:
     get = os.environ.get
     home = get("HF_HOME") or Path(get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     hub = get("HF_HUB_CACHE") or get("HUGGINGFACE_HUB_CACHE") or Path(home) / "hub"
-    cached = Path(os.path.expandvars(hub)).expanduser() / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
-    return [Path(checkpoint).expanduser() / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]
+    cached = (
+        Path(os.path.expanduser(os.path.expandvars(hub))) / f"models--{checkpoint.replace('/', '--')}" / "snapshots"
+    )
+    return [Path(os.path.expanduser(checkpoint)) / "config.json", *sorted(cached.glob("*/config.json"), reverse=True)]

@@ -11,6 +11,7 @@ runs/quickstart-1a2b3c4d/
 
 import fcntl
 import json
+import logging
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,8 @@ from typing import IO, Any
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.config import CheckpointConfig, changed_keys
 from rlscale.errors import ConfigError, Problem
+
+log = logging.getLogger(__name__)
 
 _FINISHED, _IDENTITY, _LOCK = "finished.json", "identity.json", "run.lock"
 
@@ -39,6 +42,7 @@ class RunFolder:
     changed: tuple[str, ...]  # keys whose values differ from those of the unfinished run
     skipped: Path | None  # the finished run that has the wanted name
     _lock: IO[str]
+    _save_lock: IO[str] | None = None  # of `checkpoint.save`, if that is another folder
 
     @classmethod
     def open(cls, wanted: Path, *, config_yaml: str, resume_changed: bool = False) -> "RunFolder":
@@ -105,34 +109,53 @@ class RunFolder:
     def hf(self) -> Path:
         return self.path / "hf"
 
-    def checkpoint_folder(self, config: CheckpointConfig) -> Path:
+    def checkpoint_folder(self, config: CheckpointConfig, *, is_renumbered: bool = False) -> Path:
         """Returns `checkpoint.save`, after a finished run with the number of the run folder appended.
 
+        Args:
+            is_renumbered: the run starts at `data.start_rollout_id`.
+
         Raises:
-            ConfigError: the folder of a new run has checkpoints of another run, from which it would resume later.
+            ConfigError: the folder of a new run has checkpoints of another run, from which it would resume later, or
+                another run uses it.
         """
         assert config.save is not None, "set by the resolve step"
-        folder, wanted = Path(config.save), self.skipped or self.path
+        folder, wanted = Path(config.save).expanduser(), self.skipped or self.path
         if folder == wanted / "checkpoints":
             folder = self.path / "checkpoints"
         else:
             folder = folder.with_name(folder.name + self.path.name.removeprefix(wanted.name))
-        starts_there = config.load is not None and folder.resolve() in _self_and_parent(Path(config.load).expanduser())
-        if self.resumed or starts_there or not CheckpointStore.has_checkpoint(folder):
+        place = folder.resolve()
+        if self._save_lock is None and self.path.resolve() not in (place, *place.parents):
+            self._lock_checkpoints(folder)
+        if self.resumed or not CheckpointStore.has_checkpoint(folder):
             return folder
-        # Otherwise the next start would find an unfinished run and resume it.
-        (self.path / _IDENTITY).unlink()
-        load = f"checkpoint.load={shlex.quote(str(folder))}"
-        raise ConfigError(
-            [
-                Problem(
-                    path="checkpoint.save",
-                    rule="be a folder without checkpoints of another run",
-                    value=str(folder),
-                    fix=f"choose another folder, or start from its checkpoints with {load}",
-                )
-            ]
-        )
+        # A later start resumes from the newest checkpoint, which must not be one that this run does not continue.
+        load = None if config.load is None or is_renumbered else Path(config.load).expanduser()
+        if load is not None and CheckpointStore.continues(folder, load):
+            return folder
+        self._forget()
+        newest = f"checkpoint.load={shlex.quote(str(folder))}"
+        fix = f"choose another folder, or start from its checkpoints with {newest}"
+        if is_renumbered:
+            fix += " data.start_rollout_id=null"
+        rule = "be a folder without checkpoints of another run"
+        raise ConfigError([Problem(path="checkpoint.save", rule=rule, value=str(folder), fix=fix)])
+
+    def _lock_checkpoints(self, folder: Path) -> None:
+        """Keeps other runs, e.g. of a sweep, from the folder: they would delete and resume each other's checkpoints."""
+        try:
+            self._save_lock = _acquire_lock(folder, key="checkpoint.save")
+        except ConfigError:
+            self._forget()
+            raise
+        except OSError as error:  # a file system without locks
+            log.warning("checkpoint.save=%s cannot be locked: %s; no other run may use it", folder, error)
+
+    def _forget(self) -> None:
+        """Lets the next start find no run, where this one is new: it would resume from checkpoints of another run."""
+        if not self.resumed:
+            (self.path / _IDENTITY).unlink()
 
     def finish(self, result: dict[str, Any]) -> None:
         """Marks the run as finished; a later start with the same config gets a new folder."""
@@ -140,6 +163,8 @@ class RunFolder:
 
     def close(self) -> None:
         self._lock.close()
+        if self._save_lock is not None:
+            self._save_lock.close()
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -148,10 +173,6 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _self_and_parent(path: Path) -> tuple[Path, Path]:
-    return path.resolve(), path.resolve().parent
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -202,12 +223,12 @@ def _unusable(key: str, path: Path, cause: str) -> Problem:
     return Problem(path=key, rule="name a folder that can be written", value=str(path), fix=fix)
 
 
-def _in_use(path: Path, owner: str) -> Problem:
+def _in_use(path: Path, owner: str, *, key: str = "run.dir") -> Problem:
     return Problem(
-        path="run.dir",
+        path=key,
         rule="be a folder that no other run is using",
         value=f"{path} (in use by process {owner.strip() or 'unknown'})",
-        fix="wait for that run, or choose another run.dir",
+        fix=f"wait for that run, or choose another {key}",
     )
 
 
@@ -236,12 +257,12 @@ def _living_owner(lock: Path) -> str | None:
     return None
 
 
-def _acquire_lock(path: Path) -> IO[str]:
+def _acquire_lock(path: Path, *, key: str = "run.dir") -> IO[str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / _LOCK).open("a+")
     except OSError as error:
-        raise ConfigError([_unusable("run.dir", path, error.strerror or str(error))]) from error
+        raise ConfigError([_unusable(key, path, error.strerror or str(error))]) from error
     try:
         # The kernel releases the lock when its process exits, however that happens.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -249,7 +270,7 @@ def _acquire_lock(path: Path) -> IO[str]:
         lock.seek(0)
         owner = lock.read()
         lock.close()
-        raise ConfigError([_in_use(path, owner)]) from None
+        raise ConfigError([_in_use(path, owner, key=key)]) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -107,6 +107,13 @@ class CheckpointStore:
         return (folder / STATE_FILE).is_file() or bool(_complete(folder) or _complete(folder / "checkpoints"))
 
     @staticmethod
+    def continues(folder: Path, start: Path) -> bool:
+        """Whether a run that starts from the checkpoints at `start` starts from the newest one of a folder."""
+        own, given = folder.resolve(), start.resolve()
+        complete = _complete(own)
+        return given in (own, complete[-1] if complete else own / "checkpoints")
+
+    @staticmethod
     def is_leftover(folder: Path) -> bool:
         """Whether a folder is of a save that was never completed."""
         return _LEFTOVER.fullmatch(folder.name) is not None
@@ -123,7 +130,7 @@ class CheckpointStore:
             ConfigError: there is no such checkpoint.
             DataError: the checkpoint cannot be read.
         """
-        folder = Path(path).expanduser()
+        folder = Path(os.path.expanduser(path))
         complete = (
             [folder] if (folder / STATE_FILE).is_file() else _complete(folder) or _complete(folder / "checkpoints")
         )

@@ -15,6 +15,7 @@ import uvicorn
 
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
+from rlscale.engines.launch import join_host_port
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.hosts import is_loopback
 from rlscale.services.buffer_app import build_buffer_app
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BufferFileError as error:
         log.error("--file %s", error)
         return EXIT_USAGE
-    log.info("the rollout buffer serves %s at http://%s:%d", args.file, args.host, listener.getsockname()[1])
+    address = join_host_port(args.host, listener.getsockname()[1])
+    log.info("the rollout buffer serves %s at http://%s", args.file, address)
     config = uvicorn.Config(
         build_buffer_app(store, api_key=api_key),
         log_config=None,

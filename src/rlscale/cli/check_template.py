@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def _load(model: str) -> tuple[PreTrainedTokenizerBase, str]:
 
     if model in list(ModelBuild):
         return tiny_tokenizer(model, 4096), str(tiny_model_fields(model)["model_type"])
-    if (file := Path(model).expanduser()).exists() and not file.is_dir():
+    if (file := Path(os.path.expanduser(model))).exists() and not file.is_dir():
         fix = "it is a file; give its folder"
         raise ConfigError([Problem(path="<model>", rule="be a folder or a hub id", value=model, fix=fix)])
     try:

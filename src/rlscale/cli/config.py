@@ -30,7 +30,7 @@ from rlscale.config.inspect.sources import read_source
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
 from rlscale.errors import ConfigError, Problem
-from rlscale.secrets import REDACTED, is_secret, redact
+from rlscale.secrets import is_secret, redact
 
 _CONFIGURATION = "a run folder, a config.yaml, an experiment, or overrides in quotes: 'experiment=quickstart algo=gspo'"
 
@@ -102,9 +102,9 @@ def _help(arguments: argparse.Namespace) -> str:
 def _explain(arguments: argparse.Namespace) -> str:
     loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     found = explain(arguments.key, loaded)
-    # Secrets must not appear in terminals and logs.
-    if is_secret(found.key) and found.value is not None:
-        found = replace(found, value=REDACTED)
+    # Secrets must not appear in terminals and logs, neither as a value nor inside a mapping.
+    name = found.key if is_secret(found.key) else found.key.rpartition(".")[2]
+    found = replace(found, value=redact(found.value, name), replaced=redact(found.replaced, name))
     return json.dumps(asdict(found), indent=2) + "\n" if arguments.json else "\n".join(found.lines()) + "\n"
 
 

@@ -88,7 +88,7 @@ def check_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def _check_source(source: str) -> list[Problem]:
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir() and not (folder / "config.json").is_file():
         fix = "it has neither; check the path"
         rule = "be a Hugging Face folder (config.json) or one in Megatron-core's format (torch_dist/metadata.json)"

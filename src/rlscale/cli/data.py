@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -121,7 +122,7 @@ def _download(words: list[str]) -> int:
     for name in names:
         download(
             name,
-            into=Path(flags["--into"]).expanduser(),
+            into=Path(os.path.expanduser(flags["--into"])),
             endpoint=flags["--endpoint"] or None,
             report=lambda file, text: _write_line(f"{file}: {text}"),
         )
@@ -135,7 +136,7 @@ def _write_line(text: str) -> None:
 def _convert(source: str, target: str) -> int:
     from rlscale.data.convert_rows import convert_rows
 
-    number = convert_rows(Path(source).expanduser(), Path(target).expanduser())
+    number = convert_rows(Path(os.path.expanduser(source)), Path(os.path.expanduser(target)))
     sys.stdout.write(f"{target}: {count_noun(number, 'row')}\n")
     return OK
 
@@ -145,10 +146,11 @@ def _parse(words: list[str]) -> _Arguments:
     remaining = list(words)
     while remaining:
         word = remaining.pop(0)
+        flag, equals, given = word.partition("=")
         if word == "--json":
             found.json = True
-        elif word == "--rows":
-            given = remaining.pop(0) if remaining else "nothing"
+        elif flag == "--rows":
+            given = given if equals else remaining.pop(0) if remaining else "nothing"
             if not given.isdecimal() or not 0 < int(given) < 10**9:
                 raise ConfigError(
                     [Problem(path="--rows", rule="be a number of rows above 0", value=given, fix="e.g. --rows 1000")]

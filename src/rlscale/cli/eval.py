@@ -5,6 +5,7 @@ Imports neither torch nor Ray before all of the input is checked.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -116,7 +117,7 @@ def _take_source(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _is_override(word: str) -> bool:
     """Whether a word is `key=value`, unless a file or folder has this name."""
-    return "=" in word and not Path(word).expanduser().exists()
+    return "=" in word and not Path(os.path.expanduser(word)).exists()
 
 
 def _evaluate(given: str, arguments: CommandArguments) -> int:

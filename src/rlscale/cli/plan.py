@@ -198,7 +198,7 @@ def _set_flag(flags: PlanFlags, name: str, value: str) -> list[Problem]:
             flags.engine_costs = parse_costs(value)
         except ConfigError as error:
             return list(error.problems)
-    elif value.isdigit() and int(value) > 0:
+    elif value.isdecimal() and int(value) > 0:
         setattr(flags, name.lstrip("-").replace("-", "_"), int(value))
     else:
         fix = "remove it to use the limit of the config"

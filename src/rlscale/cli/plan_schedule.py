@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ def read_lengths(path: str) -> list[list[int]]:
         ConfigError: the file cannot be read, or a line has another form.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(os.path.expanduser(path)).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         text = getattr(error, "strerror", None) or str(error)
         raise _error("name a readable file", path, f"{text}; give the path of a JSONL file of lengths") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -52,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = make_parser().parse_args(argv)
     page = arguments.out or arguments.run / PAGE
     try:
-        run = read_run(arguments.run.expanduser(), max_samples=max(0, arguments.max_samples))
+        run = read_run(Path(os.path.expanduser(arguments.run)), max_samples=max(0, arguments.max_samples))
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"rlscale-report: {error}\n")
         return WRONG_INPUT
-    page = page.expanduser()
+    page = Path(os.path.expanduser(page))
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(render(run), encoding="utf-8")
     sys.stdout.write(f"{page}\n")

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if args.parent_death:
         die_with_parent()
-    api_key = os.environ.get(API_KEY_VARIABLE)
+    api_key = os.environ.get(API_KEY_VARIABLE) or None  # an empty one is no key
     if api_key is None and not is_loopback(args.host):
         log.error(
             "--host must be a loopback address, got %s; set %s to a secret to accept other machines",

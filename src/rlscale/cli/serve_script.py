@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     die_with_parent()
-    api_key = os.environ.get(API_KEY_VARIABLE)
+    api_key = os.environ.get(API_KEY_VARIABLE) or None  # an empty one is no key
     if api_key is None and not is_loopback(args.host):
         log.error("--host must be a loopback address without %s, got %s", API_KEY_VARIABLE, args.host)
         return EXIT_USAGE

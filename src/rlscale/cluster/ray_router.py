@@ -176,8 +176,8 @@ class RayRouter:
         while not self._is_down:
             actor = self._actor
             if await find_dead_engines(self.named_actors):
-                # `watch` may have replaced the dead actor during the call above.
-                self._is_down = self._actor is actor
+                # `watch` may have replaced the dead actor during the call: it then knows whether the router is up.
+                self._is_down = self._is_down or self._actor is actor
                 self.on_change()
                 return True
             # On a busy machine the call above may outlast `end`, while `watch` has found the router dead.

@@ -12,6 +12,7 @@ from rlscale.config.errors import default_fix, show
 from rlscale.config.hydra.compose import Composed
 from rlscale.config.hydra.config_folders import short_path
 from rlscale.config.keys import Key, find_key, keys, nodes
+from rlscale.config.passthrough import is_passthrough
 from rlscale.config.resolve.draft import Derived
 from rlscale.errors import Problem
 
@@ -20,6 +21,9 @@ _OVERRIDE = re.compile(
     r"(?P<value>\"(?:[^\"\\]|\\.)*\"|\[[^\]]*\]|\{[^}]*\}|\$\{[^}]*\}|[^\s;,?')]+)(?P=quote)"
 )
 """An override inside a text, in quotes where a shell needs them."""
+
+_REMOVAL = re.compile(r"\bremove it\b(?! to )")
+_NAMED_VALUE = re.compile(r"be (true|false|null|\d[\d.]*|alltoall)\b")
 
 
 @dataclass(kw_only=True)
@@ -41,6 +45,9 @@ class Advisor:
             fix = as_yaml(fix, self.composed.folders.groups())
         if key is not None and not key.required and default_fix(key) in fix:
             fix = fix.replace(default_fix(key), self._default_text(key, problem.origin))
+        elif self._is_packaged(problem.origin) and (neutral := _neutral_override(problem, key)):
+            # The user cannot remove a line of rlscale's own files.
+            fix = _REMOVAL.sub(lambda _: f"set {neutral}", fix)
         return replace(problem, fix=fix)
 
     def _default_text(self, key: Key, origin: str) -> str:
@@ -59,8 +66,20 @@ class Advisor:
 
     def _is_in_own_file(self, origin: str) -> bool:
         """Whether a value comes from a file that the user can change; others need an override."""
-        file = origin.partition(";")[0]
-        return ".yaml:" in file and not file.startswith(f"{short_path(self.composed.folders.main)}{os.sep}")
+        return ".yaml:" in origin.partition(";")[0] and not self._is_packaged(origin)
+
+    def _is_packaged(self, origin: str) -> bool:
+        """Whether a value comes from a file of rlscale."""
+        return origin.startswith(f"{short_path(self.composed.folders.main)}{os.sep}")
+
+
+def _neutral_override(problem: Problem, key: Key | None) -> str:
+    """The override that has the effect of removing a value: the default, or the value that the rule names."""
+    if key is not None:
+        return f"{key.path}={show(key.default)}" if key.path == problem.path and not key.required else ""
+    # The defaults of libraries are not known, but a rule about their arguments begins with the value that it allows.
+    named = _NAMED_VALUE.match(problem.rule) if is_passthrough(problem.path) else None
+    return f"{problem.path}={named[1]}" if named else ""
 
 
 def as_yaml(fix: str, groups: Mapping[str, Any]) -> str:

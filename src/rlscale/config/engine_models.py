@@ -14,6 +14,7 @@ that prefill and decode servers of the policy share are keys, and the others are
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def read_engine_file(path: str) -> list[EngineModel]:
         ConfigError: the file cannot be used; lists all its problems.
     """
     try:
-        content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError([_problem("name a readable YAML file", path, text)]) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
@@ -68,14 +69,32 @@ def _type_fix(key: Key, value: Any) -> str:
         return f"write {key.path}.<name>=<value>"
     if (corrected := corrected_text(key, show(value))) is not None:
         return f"write {key.path}={corrected}"
-    if key.path == "rollout.stop" and isinstance(value, list):
+    if key.path == "rollout.stop" and isinstance(value, list) and all(type(each) is int for each in value):
         texts, ids = json.dumps([str(each) for each in value]), json.dumps(value)
         return f"write '{key.path}={texts}' for texts, or 'rollout.stop_token_ids={ids}' for tokens"
     # A single entry of the right type is most likely meant as a list of one.
-    is_entry = isinstance(value, str) == (get_args(key.type) == (str,)) and value != ""
-    if get_origin(key.type) is list and isinstance(value, str | int | float) and is_entry:
-        return f"write {key.path}=[{value}]"
+    kinds = {(str,): (str,), (int,): (int,), (float,): (int, float)}.get(get_args(key.type), ())
+    is_entry = (
+        get_origin(key.type) is list and type(value) in kinds and str(value).strip() not in ("", "nan", "inf", "-inf")
+    )
+    if is_entry:
+        # A word needs no quotes, neither for Hydra nor for a shell.
+        plain = not isinstance(value, str) or (_WORD.fullmatch(value) and value.lower() not in _NO_WORDS)
+        return f"write {key.path}=[{value}]" if plain else f"write {shlex.quote(f'{key.path}=[{quoted(value)}]')}"
     return default_fix(key)
+
+
+def quoted(value: str) -> str:
+    """The value in quotes. In Hydra a backslash is an escape only in front of a quote."""
+    # Double the backslashes in front of a quote, and those at the end, which precede the closing quote.
+    escaped = re.sub(r'(\\*)"', lambda found: found.group(1) * 2 + '\\"', value)
+    escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
+    return f'"{escaped}"'
+
+
+_WORD = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.:-]*")
+_NO_WORDS = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra reads as other values."""
 
 
 def corrected_text(key: Key, text: str) -> str | None:
@@ -86,7 +105,9 @@ def corrected_text(key: Key, text: str) -> str | None:
         return None
     if key.optional and text.lower() in ("none", "nil", "auto", "off", "default", '""'):
         return "null"
-    return corrected_number(text, whole=key.type is int)
+    number = corrected_number(text, whole=key.type is int)
+    # A number outside of the bounds would be refused in turn.
+    return number if number is not None and key.allows(float(number)) else None
 
 
 def default_fix(key: Key) -> str:

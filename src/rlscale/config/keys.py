@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import operator
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cache
@@ -82,14 +83,17 @@ class Key:
     @property
     def constraint_text(self) -> str:
         """The bounds of the value, e.g. `> 0, <= 1`; empty without any."""
+        return ", ".join(f"{sign} {bound:g}" for sign, bound in self._bounds())
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is within the bounds."""
+        compare = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+        return all(compare[sign](number, bound) for sign, bound in self._bounds())
+
+    def _bounds(self) -> Iterator[tuple[str, float]]:
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        found = (
-            f"{sign} {getattr(bound, name):g}"
-            for bound in self.constraints
-            for name, sign in signs.items()
-            if hasattr(bound, name)
-        )
-        return ", ".join(found)
+        for each in self.constraints:
+            yield from ((sign, getattr(each, name)) for name, sign in signs.items() if hasattr(each, name))
 
 
 @cache

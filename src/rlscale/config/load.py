@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from rlscale.config.rules import check_given_rope_type, check_rules, find_warnin
 from rlscale.config.run_config import RunConfig
 from rlscale.config.unsupported import check_supported
 from rlscale.errors import ConfigError, Problem
+from rlscale.secrets import REDACTED, is_secret, redact, redact_override
 
 CheckConfig = Callable[[RunConfig, Collection[str]], Sequence[Problem]]
 """Problems of a resolved config and the machine; the second argument are keys that are wrong and have a default."""
@@ -145,7 +147,23 @@ def _advised(problems: Sequence[Problem], composed: Composed, *, given: RunConfi
         given: the config with the default of every wrong key. None: too little of it is known to derive anything.
     """
     advisor = Advisor(composed=composed, derived=[] if given is None else resolve(given)[1])
-    return [advisor.complete(problem) for problem in problems]
+    return [_without_secret(advisor.complete(problem)) for problem in problems]
+
+
+def _without_secret(problem: Problem) -> Problem:
+    """The problem without the value of a secret: the output of a job is often read by others."""
+    path, value = problem.path, problem.value
+    if value in ("", show(""), show(None)):
+        return problem
+    if any(map(is_secret, path.split("."))):
+        shown = REDACTED
+    else:
+        try:
+            tree = json.loads(value)
+            shown = value if redact(tree) == tree else show(redact(tree))
+        except ValueError:  # it is no JSON, but a text, perhaps with the grammar of Hydra
+            shown = redact_override(f"{path}={value}").removeprefix(f"{path}=")
+    return problem if shown == value else replace(problem, value=shown, fix=problem.fix.replace(value, shown))
 
 
 def _is_consequence(problem: Problem, broken: set[str]) -> bool:

@@ -43,7 +43,9 @@ def type_problem(key: Key, value: Any, *, origin: str) -> Problem | None:
         _convert(key, value)
     except OmegaConfBaseException:
         return wrong_type(key, value, origin=origin)
-    if any(isinstance(each, int) and abs(each) > MAX_INT for each in (value if isinstance(value, list) else [value])):
+    # A key of strings keeps the digits.
+    entries = (value if isinstance(value, list) else [value]) if key.type in (int, list[int]) else []
+    if any(isinstance(each, int) and abs(each) > MAX_INT for each in entries):
         fix = default_fix(key)
         return Problem(path=key.path, rule="fit into 64 bits", value=show(value), fix=fix, origin=origin)
     return None

@@ -56,7 +56,7 @@ class CheckpointSchedule:
         await trainers.save(folder)
         save_hf = self._config.run.checkpoint.save_hf
         if save_hf is not None:
-            await trainers.export_hf(Path(save_hf.format(rollout_id=done)))
+            await trainers.export_hf(Path(save_hf.replace("{rollout_id}", str(done))))
         # A resumed run reuses these groups, and finishes those that are not.
         await write_in_thread(save_groups, folder, state.pending)
         await write_in_thread(save_dropped, folder, state.dropped)

@@ -96,20 +96,13 @@ class EvaluationSchedule:
 
         Gives up one that needs an engine which comes back with the next weights only.
         """
-        running, pool = self._running, self._deps.pool
+        running = self._running
         if running is None or running.task.done():
             await self.finish()
         elif not self._is_full(running):
             running.num_versions += 1
         else:
-            assert pool is not None, "an evaluation has engines"
-            self._deps.observer.phase("eval")
-            with self._timers("eval_wait"):
-                is_done = await pool.wait_unless_stalled(running.task)
-            if is_done:
-                await self.finish()
-            else:
-                self._cancel(running)
+            await self._finish_or_cancel(running)
 
     async def collect(self) -> None:
         """Reports an evaluation that is over; does not wait."""
@@ -134,8 +127,26 @@ class EvaluationSchedule:
 
         Any other one is repeated by a resumed run, with later weights.
         """
-        if self._max_versions == 1:
+        if self._max_versions != 1:
+            return
+        running = self._running
+        if running is None or running.task.done() or running.version == self._progress.version:
             await self.finish()
+        else:
+            # The trainers have later weights than the engines: one that dies now comes back with the next update.
+            await self._finish_or_cancel(running)
+
+    async def _finish_or_cancel(self, running: _Running) -> None:
+        """Waits for the evaluation; gives up one that needs an engine which comes back with the next weights only."""
+        pool = self._deps.pool
+        assert pool is not None, "an evaluation has engines"
+        self._deps.observer.phase("eval")
+        with self._timers("eval_wait"):
+            is_done = await pool.wait_unless_stalled(running.task)
+        if is_done:
+            await self.finish()
+        else:
+            self._cancel(running)
 
     def _is_full(self, running: _Running) -> bool:
         return self._max_versions is not None and running.num_versions >= self._max_versions

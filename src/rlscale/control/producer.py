@@ -29,6 +29,9 @@ from rlscale.types import Group, WeightVersion
 
 log = logging.getLogger(__name__)
 
+MAX_ABORTS = 64
+"""Attempts at a group beyond those that updates explain, after which the run ends."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRollout:
@@ -206,8 +209,10 @@ class Producer:
         if group.is_finished and not self._is_too_old(group, rollout_id=rollout_id):
             return group
         unfinished = group if group.samples and not group.is_finished else None
-        # While a rollout is unfinished there are at most k updates, and only an update makes a group too old.
-        for _ in range(self._max_staleness + 2):
+        # While a rollout is unfinished there are at most k updates, and only an update makes a group too old. But with
+        # `rollout.pause_mode=abort` each sync ends requests, also one for an engine that was restarted or joins.
+        max_attempts = self._max_staleness + 2 + MAX_ABORTS
+        for _ in range(max_attempts):
             version = self._gate.version
             newest = None if self._max_staleness else version
             made = await self._source.group(group.index, group.prompt, oldest=version, newest=newest, before=unfinished)
@@ -221,7 +226,7 @@ class Producer:
             unfinished = None
         raise StalenessError(
             f"group {group.index} must be finished within rollout.max_staleness={self._max_staleness} weight updates, "
-            f"got {self._max_staleness + 2} attempts that were dropped; the last: "
+            f"got {max_attempts} attempts that were dropped; the last: "
             f"{reason_to_drop(made, oldest=self._oldest(rollout_id))}"
         )
 

@@ -163,8 +163,9 @@ class EngineRecovery:
     # -- Trainers
 
     async def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
-        self._version = None
         async with self._trainers_lock:
+            # Not before: a sync that holds the lock sets the version that it has sent.
+            self._version = None
             return await self._trainers.train(batch, steps)
 
     async def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:

@@ -63,6 +63,13 @@ async def cancelled_by_signals() -> AsyncIterator[None]:
             signal.signal(number, handler)
 
 
+def raise_if_cancelled(error: BaseException) -> None:
+    """Raises CancelledError if a signal ends the run: a failure while it ends is no reason to go on."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError from error
+
+
 @dataclass(slots=True)
 class StopRequest:
     """Request to finish the current step, save a checkpoint and end the run there. A scheduler makes it by SIGUSR1."""

@@ -1,6 +1,7 @@
 """Paths of data files: `<path>[@[start:stop:step]]`; the path may be a glob, or start with `builtin:`."""
 
 import glob
+import os
 import re
 import stat
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def resolve_data_path(path: str) -> Path:
     path = _SLICE.sub("", path)
     if path.startswith(BUILTIN):
         return _builtin_root() / path.removeprefix(BUILTIN)
-    return Path(path).expanduser()
+    return Path(os.path.expanduser(path))
 
 
 def row_slice(path: str) -> slice:
@@ -41,7 +42,7 @@ def row_slice(path: str) -> slice:
     """
     match = _SLICE.search(path)
     if match is None:
-        if _LIKE_SLICE.search(path) and not Path(path).expanduser().exists():
+        if _LIKE_SLICE.search(path) and not Path(os.path.expanduser(path)).exists():
             found = _LIKE_SLICE.search(path)
             raise DataError(
                 f"{path} must end in a slice as @[start:stop] or @[start:stop:step], got {found and found[0]}; "

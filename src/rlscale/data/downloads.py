@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -95,7 +96,8 @@ def command_for(path: Path) -> str | None:
 def _fetch(url: str, target: Path, *, expected: str | None) -> str:
     """Downloads to a temporary name, which becomes `target` when the file is complete and right."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.part")
+    # Of this download alone: nodes with one file system may start the same one.
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     digest, size = hashlib.sha256(), 0
     try:
         with urlopen(url, timeout=TIMEOUT_S) as response, part.open("wb") as file:

@@ -7,6 +7,7 @@ an evaluation: engines, no trainer and no rollouts.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def find_source(given: str) -> EvalSource:
     Raises:
         ConfigError: it is none of these; DataError: a file of the run cannot be read.
     """
-    folder = Path(given).expanduser()
+    folder = Path(os.path.expanduser(given))
     if (folder / CONFIG_FILE).is_file():
         return _of_run(folder)
     if CheckpointStore.has_checkpoint(folder):
@@ -91,7 +92,7 @@ def find_source(given: str) -> EvalSource:
 
 def find_run(given: str) -> EvalSource:
     """The run folder of `--regrade`. Raises ConfigError if it is none."""
-    folder = Path(given).expanduser()
+    folder = Path(os.path.expanduser(given))
     if not (folder / CONFIG_FILE).is_file():
         raise ConfigError([_problem("be a run folder", given, "it has no config.yaml", path="--regrade")])
     values = _read_config(folder)

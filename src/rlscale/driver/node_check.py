@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ def _model_key(prepared: PreparedRun) -> str:
 
 
 def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text).expanduser().absolute()
+    return None if text is None else Path(os.path.expanduser(text)).absolute()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ They are those of a judge or reward model, `reward.engine`, and of the further m
 """
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,7 +145,7 @@ def judge_model(engine: RewardEngineConfig, starting_model: str) -> str:
     given = engine.hf_checkpoint
     if given is None:
         return starting_model
-    folder = Path(given).expanduser()
+    folder = Path(os.path.expanduser(given))
     return str(folder.resolve()) if folder.exists() else given
 
 

@@ -29,6 +29,7 @@ from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
 from rlscale.control.signals import (
     StopRequest,
     cancelled_by_signals,
+    raise_if_cancelled,
     stop_requested_by_sigusr1,
     touched_by_sigusr2,
 )
@@ -131,6 +132,8 @@ class Run:
                     with stop_requested_by_sigusr1(self._stop):
                         return await self._train(bundles, trainers, engines, resume_point)
                 except WorkerError as error:
+                    # A scheduler signals the processes of the run, too: the death of one must not restart it.
+                    raise_if_cancelled(error)
                     spans_nodes = bundles.num_nodes > 1 and error.worker in trainers.names
                     failure = await find_cause(error, trainers.named_actors) if spans_nodes else error
                     self._allow_trainer_restart(failure, trainers)

@@ -72,7 +72,8 @@ class RunGateway:
             if self._is_started:
                 await self._send_engines()
             else:
-                await asyncio.to_thread(self._process.start)
+                # An attempt that ended may have left one that was starting.
+                await asyncio.to_thread(self._process.restart)
         except EngineError as error:
             raise WorkerError(NAME, str(error), failed_at_s=time.time()) from error
         self._is_started = True

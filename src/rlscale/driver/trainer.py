@@ -44,14 +44,7 @@ from rlscale.observe.evaluation_files import EvaluationFiles, Measured
 from rlscale.observe.jsonl import JsonlSink, read_records
 from rlscale.observe.provenance import write_provenance
 from rlscale.observe.reporter import Observer, RolloutFiles, diff_limit
-from rlscale.observe.rollout_log import (
-    DISTRIBUTIONS_FILE,
-    LEDGER_FILE,
-    SAMPLES_FILE,
-    TIMELINES_FILE,
-    RolloutLog,
-    TokenTexts,
-)
+from rlscale.observe.rollout_log import STEP_FILES, TIMELINES_FILE, RolloutLog, TokenTexts
 from rlscale.observe.run_end import EndReason, recorded_end
 from rlscale.observe.step_lines import StepLines
 from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
@@ -214,10 +207,10 @@ def _open_console(prepared: PreparedRun) -> Iterator[Console]:
 
 
 def _open_store(config: RunConfig, folder: RunFolder) -> CheckpointStore:
-    # A checkpoint records the length of these files, so that a resumed run cuts them there.
-    names = (SAMPLES_FILE, DISTRIBUTIONS_FILE, LEDGER_FILE, TIMELINES_FILE)
-    written = [folder.metrics, *(folder.path / name for name in names)]
-    place = folder.checkpoint_folder(config.checkpoint)
+    # A run that resumes from a checkpoint relies on their lines of earlier rollouts.
+    written = [folder.metrics, *(folder.path / name for name in STEP_FILES)]
+    is_renumbered = config.data.start_rollout_id is not None
+    place = folder.checkpoint_folder(config.checkpoint, is_renumbered=is_renumbered)
     return CheckpointStore(place, keep_last=config.checkpoint.keep_last, flush_with=written)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def model_source(path: str, *, key: str, base: str, rollout_id: int | None = Non
     if not is_checkpoint(path):
         return ModelSource(path=path)
     if is_bare_weights(path):
-        return ModelSource(path=base, checkpoint=Path(path).expanduser().absolute())
+        return ModelSource(path=base, checkpoint=Path(os.path.expanduser(path)).absolute())
     folder = CheckpointStore.resolve(path, key=key, rollout_id=rollout_id).folder
     return ModelSource(path=base, checkpoint=folder.absolute())
 
@@ -84,7 +85,7 @@ def model_source(path: str, *, key: str, base: str, rollout_id: int | None = Non
 def starting_weights(config: RunConfig) -> Path | None:
     """The folder of the starting weights in Megatron-core's format; None: they are in the Hugging Face folder."""
     load = config.checkpoint.load
-    return Path(load).expanduser().absolute() if load is not None and is_bare_weights(load) else None
+    return Path(os.path.expanduser(load)).absolute() if load is not None and is_bare_weights(load) else None
 
 
 def _reference_source(prepared: PreparedRun) -> ModelSource:

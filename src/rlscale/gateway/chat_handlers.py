@@ -103,7 +103,10 @@ class ChatHandlers:
         # In a thread: a body may have megabytes.
         chat = await loop.run_in_executor(None, lambda: dialect.parse(parse_json(body)))
         fingerprint = _fingerprint(request, body)
-        answer = opened.session.find_answer(fingerprint) if _may_be_repeated(request) else None
+        answer = None
+        if _may_be_repeated(request):
+            # In the order of the session: the answer to the first request may be recorded at this moment.
+            answer = await opened.run(partial(opened.session.find_answer, fingerprint))
         if answer is not None:
             self.num_repeated += 1
         else:
@@ -145,16 +148,12 @@ class ChatHandlers:
     ) -> Response:
         ignored = ignored_parameters(chat, opened.session.spec.params)
         headers = {IGNORED_HEADER: ", ".join(ignored)} if ignored else {}
-        # Runs after the last byte. Until then a repeated request gets this answer again.
-        delivered = BackgroundTask(opened.session.mark_delivered, fingerprint)
+        # Called after the last byte. Until then a repeated request gets this answer again.
+        delivered = partial(opened.session.mark_delivered, fingerprint)
         if chat.stream:
-            return StreamingResponse(
-                _stream(dialect.events(chat, answer)),
-                media_type="text/event-stream",
-                headers=headers,
-                background=delivered,
-            )
-        return JSONResponse(dialect.response(chat, answer), headers=headers, background=delivered)
+            events = _stream(dialect.events(chat, answer), delivered)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return JSONResponse(dialect.response(chat, answer), headers=headers, background=BackgroundTask(delivered))
 
     def _session(self, request: Request) -> LiveSession:
         """The session of the request's key.
@@ -173,10 +172,12 @@ class ChatHandlers:
         return opened
 
 
-async def _stream(events: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _stream(events: Iterator[bytes], delivered: Callable[[], None]) -> AsyncIterator[bytes]:
     """The events in this event loop: a plain iterator would be read in a thread, event by event."""
     for event in events:
         yield event
+    # Not as a background task, which also runs after a stream whose client has disconnected.
+    delivered()
 
 
 def _ended(how: str) -> InvalidRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from rlscale.gateway.apis.chat_request import InvalidRequest
 
 MAX_BODY_BYTES = 10_000_000
+
+_SUSPECT = re.compile(r"\\u[dD][89a-fA-F]|NaN|Infinity|[0-9.][eE]\+?[0-9]{3}")
+"""Text of JSON that may have half of a surrogate pair, which has no tokens, or a number that JSON cannot express."""
 
 T = TypeVar("T")
 
@@ -38,10 +42,14 @@ def parse_json(body: bytes) -> Any:
     """The JSON of a body.
 
     Raises:
-        InvalidRequest: it is no JSON.
+        InvalidRequest: it is no JSON, or an answer could not repeat it.
     """
     try:
-        return json.loads(body)
+        # Not as bytes: Python would also take other encodings, and halves of surrogate pairs in UTF-8.
+        value = json.loads(text := body.decode("utf-8-sig"))
+        if _SUSPECT.search(text):
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        return value
     # Deep nesting is no ValueError, and would otherwise be a failure of the server.
     except RecursionError as error:
         raise InvalidRequest("the body must be JSON with less nesting") from error

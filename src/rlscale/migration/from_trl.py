@@ -109,13 +109,13 @@ def _corrections(draft: TranslationDraft) -> None:
         draft.write("algo.use_tis", Setting(value=True), "TRL corrects for the probabilities of vLLM")
     if "algo.tis_clip" not in draft.settings:
         draft.write("algo.tis_clip", Setting(value=3.0), "TRL's default")
-    level = "sequence" if name.startswith("sequence") else "token"
+    low, is_mask = draft.settings.get("algo.mis.low"), name.endswith("mask")
+    own_mode = "mask" if is_mask else "truncate" if low is None else "clip"
     draft.settings["algo.tis_type"] = Setting(value="mis")
-    draft.settings["algo.mis.level"] = Setting(value=level)
-    draft.settings["algo.mis.mode"] = Setting(value="mask" if name.endswith("mask") else "truncate")
-
-
-# Conversions of single arguments.
+    draft.settings["algo.mis.level"] = Setting(value="sequence" if name.startswith("sequence") else "token")
+    draft.settings["algo.mis.mode"] = Setting(value=own_mode)
+    if is_mask and low is None:
+        draft.write("algo.mis.low", Setting(value=0.0), "TRL masks large weights only")
 
 
 def _unknown(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
@@ -211,6 +211,22 @@ def _beta(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     draft.write("algo.kl_loss_type", Setting(value="k3"), "TRL's estimator")
 
 
+def _clip(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """The clip range; with cispo TRL bounds the weight by epsilon_high itself, or by epsilon where that is not set."""
+    loss, high = draft.given("loss_type"), draft.given("epsilon_high")
+    if loss is None or loss.value != "cispo":
+        draft.rename(argument, replace(row, conversion=""))
+        return
+    bound = draft.given("epsilon") if high is None or high.value.lower() in OFF else high
+    number, note = _value(draft, argument.plain_name, 0), "the weight of cispo is at most 1 + this"
+    if argument is not bound:
+        draft.report(argument, Kind.dropped, "has no effect with loss_type=cispo")
+    elif number > 1:
+        draft.set(argument, "algo.eps_clip_high", Setting(value=round(number - 1, 9)), note=note)
+    else:
+        draft.report(argument, Kind.lost, "the weight of cispo is at most 1 + algo.eps_clip_high, which is above 1")
+
+
 def _level(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     if argument.value == "sequence":
         draft.set(argument, row.key, Setting(value="gspo"))
@@ -232,8 +248,10 @@ def _loss(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
             draft.set(argument, per_token, Setting(value=True), note=note)
         case "dr_grpo":
             draft.set(argument, "algo.divide_by_max_response_len", Setting(value=True))
-        case "cispo" | "sapo":
-            draft.settings[per_token] = Setting(value=argument.value == "cispo")
+        case "cispo" | "sapo" as loss:
+            draft.settings[per_token] = Setting(value=loss == "cispo")
+            if loss == "cispo":
+                draft.write("algo.eps_clip", Setting(value=1.0), "TRL bounds the weight of cispo from above only")
             draft.set(argument, "algo.policy_loss", Setting(value=argument.value))
         case _:
             draft.report(argument, Kind.lost, f"algo.policy_loss is {'|'.join(keys()['algo.policy_loss'].choices)}")
@@ -443,6 +461,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "lrkwargs": _lr_kwargs,
         "optimizer": _optimizer,
         "beta": _beta,
+        "clip": _clip,
         "level": _level,
         "loss": _loss,
         "scale": _scale,

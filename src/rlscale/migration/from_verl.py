@@ -175,6 +175,13 @@ def _weights_of(draft: TranslationDraft, argument: Argument, row: TableRow) -> N
         draft.settings["algo.mis.level"] = Setting(value="sequence")
 
 
+def _normalizes(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """A mean weight of 1, which masked importance sampling has; by itself it truncates as verl does."""
+    if argument.is_on:
+        draft.settings["algo.tis_type"] = Setting(value="mis")
+    draft.rename(argument, replace(row, conversion=""))
+
+
 def _unless_null(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     is_off = argument.value.lower() in ("null", "none", "false", "")
     draft.report(argument, Kind.dropped if is_off else Kind.lost, "is off" if is_off else row.note)
@@ -349,6 +356,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "valsample": _valsample,
         "dosample": _unused("sampling is always on; rollout.temperature"),
         "is": _weights_of,
+        "isnorm": _normalizes,
         "rs": _unless_null,
         "pf": _unless_null,
         "reward": _reward_function,

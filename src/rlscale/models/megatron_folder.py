@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 STATE = "torch_dist"
@@ -17,7 +18,7 @@ def torch_dist_folder(path: str | Path) -> Path | None:
     A path is one of: a folder of `rlscale-convert`, a checkpoint of a trainer, a checkpoint of Megatron-LM, a folder
     with several of those (the newest is used), or the weights folder itself.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     for each in (folder / STATE, folder, *_megatron_lm_folders(folder)):
         if _is_torch_dist(each):
             return each

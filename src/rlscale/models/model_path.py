@@ -26,7 +26,7 @@ def check_model_path(given: str, *, name: str) -> list[Problem]:
     def problem(rule: str, fix: str) -> list[Problem]:
         return [Problem(path=name, rule=rule, value=repr(given), fix=fix)]
 
-    folder = Path(given).expanduser()
+    folder = Path(os.path.expanduser(given))
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             fix = "it has no config.json; give a folder written by save_pretrained"

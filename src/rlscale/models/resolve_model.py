@@ -36,7 +36,7 @@ def resolve_model(config: ModelConfig) -> str:
             [_problem("be set", "None", "give a Hugging Face folder or hub id, or choose model=tiny_qwen3")]
         )
     check_model(config, config.hf_checkpoint)
-    folder = Path(config.hf_checkpoint).expanduser()
+    folder = Path(os.path.expanduser(config.hf_checkpoint))
     return str(folder.resolve()) if folder.exists() else config.hf_checkpoint
 
 
@@ -46,7 +46,7 @@ def check_model(config: ModelConfig, checkpoint: str) -> None:
     Raises:
         ConfigError: it cannot be used; a problem of the path names `model.hf_checkpoint`.
     """
-    folder = Path(checkpoint).expanduser()
+    folder = Path(os.path.expanduser(checkpoint))
     if folder.exists():
         check_checkpoint(folder, config)
         return
@@ -59,13 +59,13 @@ def check_model(config: ModelConfig, checkpoint: str) -> None:
 
 def is_hf_folder(path: str) -> bool:
     """Returns True for a Hugging Face folder, as opposed to a training checkpoint."""
-    return (Path(path).expanduser() / "config.json").is_file()
+    return (Path(os.path.expanduser(path)) / "config.json").is_file()
 
 
 def cache_root(cache_dir: str | None) -> Path:
     """Root of the cache of built models: `cache_dir`, else $RLSCALE_CACHE, else ~/.cache/rlscale."""
     root = cache_dir or os.environ.get("RLSCALE_CACHE") or "~/.cache/rlscale"
-    return Path(root).expanduser().resolve()
+    return Path(os.path.expanduser(root)).resolve()
 
 
 def check_checkpoint(folder: Path, config: ModelConfig) -> None:

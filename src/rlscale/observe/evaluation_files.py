@@ -10,6 +10,7 @@ A folder has its final name once it is complete.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from rlscale.types import (
     UInt8,
     WeightVersion,
 )
+
+log = logging.getLogger(__name__)
 
 FOLDER, ABOUT_FILE, REGRADE = "evaluations", "evaluation.json", ".regrade"
 _COMPLETE = re.compile(r"v\d{8,}(\.regrade)?")
@@ -84,7 +87,13 @@ class EvaluationFiles:
             if path.name.endswith(_SAVING):
                 shutil.rmtree(path)
         for path in find_evaluations(self._folder.parent):
-            if read_about(path)["num_rollouts"] > num_rollouts:
+            try:
+                is_kept = read_about(path)["num_rollouts"] <= num_rollouts
+            except DataError as error:
+                # The machine failed before it was on disk. Nothing can read it, and the run must resume.
+                log.warning("%s is deleted: %s", path, error)
+                is_kept = False
+            if not is_kept:
                 shutil.rmtree(path)
 
     def _prune(self) -> None:
@@ -130,25 +139,27 @@ class EvaluationWriter:
 
     def commit(self, metrics: Mapping[str, float]) -> Path:
         """Completes the evaluation, which replaces one of the same version; returns its folder."""
-        self._close()
-        self._about["time"] = datetime.now(UTC).isoformat(timespec="seconds")
-        self._about["metrics"] = dict(metrics)
-        (self._temporary / ABOUT_FILE).write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(self._final, ignore_errors=True)
-        self._temporary.rename(self._final)
+        with self._lock:
+            self._close()
+            self._about["time"] = datetime.now(UTC).isoformat(timespec="seconds")
+            self._about["metrics"] = dict(metrics)
+            (self._temporary / ABOUT_FILE).write_text(json.dumps(self._about, indent=2) + "\n", encoding="utf-8")
+            shutil.rmtree(self._final, ignore_errors=True)
+            self._temporary.rename(self._final)
         if self._prune is not None:
             self._prune()
         return self._final
 
     def discard(self) -> None:
         """Deletes what was written of an evaluation that did not finish."""
-        self._close()
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        # A thread may be in `commit` when the evaluation is cancelled: what it completes stays complete.
+        with self._lock:
+            self._close()
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _close(self) -> None:
-        with self._lock:
-            for file in self._files.values():
-                file.close()
+        for file in self._files.values():
+            file.close()
 
 
 def find_evaluations(folder: Path) -> list[Path]:

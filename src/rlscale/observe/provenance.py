@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from rlscale.errors import DataError
 from rlscale.secrets import redact_override, redact_yaml
 
 CONFIG_FILE = "config.yaml"
@@ -51,19 +52,31 @@ def write_provenance(
         config_yaml: the resolved config.
         overrides: the overrides of the command line.
         read_git: reads the state of the checkout that contains a folder.
+
+    Raises DataError if the entries of earlier starts cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / CONFIG_FILE, redact_yaml(config_yaml))
-    path = folder / PROVENANCE_FILE
-    launches = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    launches.append(collect(overrides, read_git=read_git))
-    _replace(path, json.dumps(launches, indent=2) + "\n")
+    launches = [*_read_starts(folder), collect(overrides, read_git=read_git)]
+    _replace(folder / PROVENANCE_FILE, json.dumps(launches, indent=2) + "\n")
 
 
 def count_starts(folder: Path) -> int:
     """Starts of the run so far."""
+    return len(_read_starts(folder))
+
+
+def _read_starts(folder: Path) -> list[dict[str, Any]]:
     path = folder / PROVENANCE_FILE
-    return len(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else 0
+    if not path.exists():
+        return []
+    try:
+        starts = json.loads(text := path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        starts = None
+    if not isinstance(starts, list):
+        raise DataError(f"{path} must be a list of the starts of the run, got {text[:40]!r}; correct or remove it")
+    return starts
 
 
 def collect(overrides: Sequence[str] = (), *, read_git: GitReader = git_state) -> dict[str, Any]:

@@ -23,6 +23,9 @@ from rlscale.types import Float32, Group, Sample
 SAMPLES_FILE, DISTRIBUTIONS_FILE, TRAJECTORIES_FILE = "samples.jsonl", "distributions.jsonl", "trajectories.jsonl"
 IMAGES = "images"
 LEDGER_FILE, TIMELINES_FILE = "ledger.jsonl", "timelines.jsonl"  # which the loop writes
+STEP_FILES = (SAMPLES_FILE, TRAJECTORIES_FILE, DISTRIBUTIONS_FILE, LEDGER_FILE, TIMELINES_FILE)
+"""Files of which a resumed run keeps the lines of earlier rollouts."""
+
 MAX_VALUES = 64
 """A distribution with more distinct values is stored as this many bins of equal width."""
 
@@ -74,15 +77,17 @@ class RolloutLog:
 
     def choose(self, groups: Sequence[Group]) -> tuple[int, ...]:
         """Indices of the samples to store, spread over the groups and within them. They index all samples in order."""
-        starts = [0]
-        for group in groups:
-            starts.append(starts[-1] + len(group.samples))
-        num_chosen = min(self._num_samples, starts[-1])
+        # Start and size of each group that has samples: those of a group may all have failed.
+        spans, number = [], 0
+        for size in (len(group.samples) for group in groups):
+            spans += [(number, size)] if size else []
+            number += size
+        num_chosen = min(self._num_samples, number)
         chosen = set()
         # Fewer samples than groups: evenly spaced groups. More: round-robin. The position in the group cycles with k.
         for k in range(num_chosen):
-            g = k * len(groups) // num_chosen if num_chosen <= len(groups) else k % len(groups)
-            chosen.add(starts[g] + k % len(groups[g].samples))
+            start, size = spans[k * len(spans) // num_chosen if num_chosen <= len(spans) else k % len(spans)]
+            chosen.add(start + k % size)
         return tuple(sorted(chosen))
 
     def write(self, step: int, groups: Sequence[Group], *, logprobs: Mapping[int, Float32]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import IO
 
 from rlscale.observe.provenance import count_starts
 
@@ -59,13 +60,20 @@ def recorded_end(folder: Path) -> Iterator[RunEnd]:
         _append(folder / ENDS_FILE, end, start=start)
 
 
+def _cut_incomplete_line(file: IO[bytes]) -> None:
+    """Removes the part of a line that an earlier end left on a full disk."""
+    file.seek(0)
+    file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def _append(path: Path, end: RunEnd, *, start: int) -> None:
     record = {"start": start, "time": datetime.now(UTC).isoformat(), **asdict(end)}
     if len(end.text) > MAX_TEXT:
         record["text"] = f"... {end.text[-MAX_TEXT:]}"
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with path.open("a+b") as file:
+            _cut_incomplete_line(file)
+            file.write((json.dumps(record) + "\n").encode())
     except OSError as error:
         # The run itself may have ended for want of disk space: its error is the one to report.
         log.warning("%s was not written: %s", path, error)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from rlscale.errors import DataError
+
 
 class StepLines:
     """File of JSON lines with non-decreasing steps. Appended lines survive a crash of the process."""
@@ -36,11 +38,24 @@ class StepLines:
 
 
 def cut_lines(path: Path, step: int) -> None:
-    """Truncates a file of JSON lines before the first incomplete line or line of `step` or later."""
+    """Truncates a file of JSON lines before the first incomplete line or line of `step` or later.
+
+    Raises DataError that names a complete line that cannot be read.
+    """
     end = 0
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n") or json.loads(line)["step"] >= step:
+        for row, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") or _step_of(line, path, row) >= step:
                 break
             end += len(line)
     os.truncate(path, end)
+
+
+def _step_of(line: bytes, path: Path, row: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        shown = line[:80].decode(errors="replace")
+        raise DataError(
+            f"{path}, row {row} must be an object with `step`, got {shown!r}; correct or remove that line"
+        ) from error

@@ -100,6 +100,13 @@ def _fresh_columns(row: Mapping[str, Any], length: int, *, oldest: Any) -> dict[
     }
 
 
+def without_old_names(before: TrainBatch, after: TrainBatch) -> TrainBatch:
+    """`after`, without the named rewards of `before` where it has other rewards, which are no sum of these."""
+    if after.named_rewards is not before.named_rewards or np.array_equal(after.rewards, before.rewards):
+        return after
+    return replace(after, named_rewards=None, reward_names=(), reward_weights=())
+
+
 def batch_problem(before: TrainBatch, after: Any) -> str | None:
     """The defect of the batch of a conversion; None: it has none."""
     if not isinstance(after, TrainBatch):
@@ -130,6 +137,9 @@ def _value_problem(batch: TrainBatch) -> str | None:
         return "a loss mask of a prompt, or with values other than 0 and 1"
     if not np.isfinite(batch.rewards).all():
         return "a reward that is no finite number"
+    _, first, rows = np.unique(batch.trajectory_ids, return_index=True, return_inverse=True)
+    if (batch.rewards[first[rows]] != batch.rewards).any():
+        return "different rewards of the samples of one trajectory"
     if not np.isfinite(batch.rollout_logprobs[trained]).all():
         return "logprobs of trainable tokens that are no finite numbers; set rollout_log_probs"
     if batch.routes is not None and len(batch.routes) != len(batch.tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig
@@ -51,7 +52,7 @@ def check_launch(config: RunConfig) -> tuple[Row, ...]:
         if _is_missing_model(problem):
             missing[f"{problem.path}={problem.value}"] = "the random model"
     checkpoint = config.model.hf_checkpoint
-    if checkpoint is not None and not Path(checkpoint).expanduser().exists():
+    if checkpoint is not None and not Path(os.path.expanduser(checkpoint)).exists():
         missing[f"model.hf_checkpoint={checkpoint}"] = "the random model"
     return tuple(missing.items())
 
@@ -68,7 +69,7 @@ def _all_problems(config: RunConfig) -> list[Problem]:
 
 def _is_missing_model(problem: Problem) -> bool:
     """Whether a checkpoint is not on this machine; one that exists and is broken is a problem."""
-    return problem.path in MODEL_KEYS and not Path(problem.value.strip("'")).expanduser().exists()
+    return problem.path in MODEL_KEYS and not Path(os.path.expanduser(problem.value.strip("'"))).exists()
 
 
 def _is_replaced(problem: Problem) -> bool:

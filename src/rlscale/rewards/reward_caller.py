@@ -57,7 +57,7 @@ class RewardCaller:
         errors: dict[int, GradingError] = {}
         for attempt in range(self._max_retries + 1):
             if attempt:
-                await asyncio.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2 ** (attempt - 1)))
+                await asyncio.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2 ** min(attempt - 1, 64)))
             outcomes = await (self._call_here(samples[0]) if self._pool is None else self._pool.call(samples))
             errors = {
                 i: error

@@ -24,7 +24,7 @@ from rlscale.config import RunConfig
 from rlscale.config.groups.algo import uses_critic
 from rlscale.protocols import CollectSettings
 from rlscale.rollout.group_age import oldest_version
-from rlscale.rollout.group_filters import GroupFilters
+from rlscale.rollout.group_filters import TOO_FEW, GroupFilters
 from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus, WeightVersion
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class BufferedRollouts:
         """`min_group_size`, or the reason of the dynamic filter."""
         if len(group.samples) < self._min_samples:
             self._close(group.index)
-            return "min_group_size"
+            return TOO_FEW
         reason = self._filters.reason_to_drop(group)
         return self._judge_later(group, reason) if isawaitable(reason) else self._noted(group, reason)
 
@@ -238,7 +238,9 @@ class BufferedRollouts:
                 if not future.done():
                     future.set_exception(error)
         finally:
-            self._reading = None
+            # One that was cancelled ends late: a place may have started the next one.
+            if self._reading is asyncio.current_task():
+                self._reading = None
 
     def _end_if_idle(self) -> None:
         # Groups of an answer that is lost with the request are delivered again.

@@ -20,6 +20,7 @@ from typing import cast
 from rlscale.errors import EmptyRolloutError
 from rlscale.protocols import CollectSettings
 from rlscale.rollout.collect_order import CollectOrder
+from rlscale.rollout.group_filters import TOO_FEW
 from rlscale.types import Group
 
 ABORT_POLL_S = 0.5
@@ -157,7 +158,7 @@ class Collector:
             self._num_dropped = 0
             return
         self._num_dropped += 1
-        if self._settings.is_filled and group.samples:
+        if self._settings.is_filled and group.samples and reason != TOO_FEW:
             self._spare[group.index] = group, reason
             return
         self._drop(group, reason)

@@ -151,7 +151,8 @@ class EnginePool:
 
     def drop_requests(self, index: int) -> None:
         """Ends the requests that an engine holds, which has died; they are retried."""
-        for request in self._requests[index]:
+        requests, self._requests[index] = self._requests[index], set()  # each is ended once
+        for request in requests:
             request.cancel(_DIED)
 
     async def wait_unless_stalled(self, task: "asyncio.Task[Any]") -> bool:
@@ -247,9 +248,9 @@ class EnginePool:
         try:
             return await call
         except asyncio.CancelledError as error:
-            if error.args != (_DIED,):
+            # Its owner may have cancelled it in the same moment.
+            if error.args != (_DIED,) or request.uncancel():
                 raise
-            request.uncancel()
             raise EngineError(f"{self.engines[index].address.name} {_DIED}") from None
         finally:
             self._requests[index].discard(request)
@@ -289,8 +290,9 @@ class EnginePool:
             await engine.pause()
             await engine.release_memory(list(self.released))
         except EngineError:
-            # A dead engine restarts with all its memory.
-            if not await self._is_recovered(index, engine):
+            # A dead engine restarts with all its memory. Not `recover`: its weights would be sent to all engines, and
+            # those that have released theirs cannot take them.
+            if self._handler is None or not await self._handler.is_dead(index):
                 raise
             return
         for urls in self.released.values():

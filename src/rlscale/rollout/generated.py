@@ -10,7 +10,7 @@ from rlscale.rollout.draw_prompts import draw_prompts
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.grading import Scorer
 from rlscale.rollout.group_age import max_lag
-from rlscale.rollout.group_filters import GroupFilters
+from rlscale.rollout.group_filters import TOO_FEW, GroupFilters
 from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
 from rlscale.rollout.prompt_schedule import PromptSchedule
 from rlscale.rollout.teacher_grading import TeacherGrading
@@ -110,7 +110,7 @@ class GeneratedRollouts:
     def reason_to_drop(self, group: Group) -> str | Awaitable[str | None] | None:
         """`min_group_size`, or the reason of the dynamic filter."""
         if len({sample.index for sample in group.samples}) < self._min_samples:
-            return "min_group_size"
+            return TOO_FEW
         return self._filters.reason_to_drop(group)
 
     async def choose_buffered(self, groups: Sequence[Group], number: int) -> list[int]:

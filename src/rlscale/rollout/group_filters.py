@@ -15,6 +15,9 @@ from rlscale.types import Group
 DynamicFilter = Callable[[Group], "bool | str | Awaitable[bool | str]"]
 BufferFilter = Callable[[Sequence[Group], int], "Sequence[Group] | Awaitable[Sequence[Group]]"]
 
+TOO_FEW = "min_group_size"
+"""Reason to drop a group of fewer than `sampling.min_group_size` trajectories; it never fills a rollout."""
+
 EQUAL = 1e-8
 """Rewards of a group whose range is smaller are equal: rounding of a reward model is no signal."""
 

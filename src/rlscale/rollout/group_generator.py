@@ -41,7 +41,8 @@ _UNFINISHED = (SampleStatus.pending, SampleStatus.aborted)
 
 def _backoff_s(attempt: int) -> float:
     """The wait after a failed attempt, counted from 0."""
-    return min(MAX_BACKOFF_S, BACKOFF_S * 2.0**attempt)
+    # A float of 2^1024 would overflow.
+    return min(MAX_BACKOFF_S, BACKOFF_S * 2.0 ** min(attempt, 64))
 
 
 class Generate(Protocol):

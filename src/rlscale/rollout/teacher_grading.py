@@ -88,7 +88,7 @@ class TeacherGrading:
                     break
             if attempt < self._max_retries:
                 log.info("the teacher is asked again about sample %d: %s", sample.index, failure.message)
-                await asyncio.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2.0**attempt))
+                await asyncio.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2.0 ** min(attempt, 64)))
         return failure
 
 

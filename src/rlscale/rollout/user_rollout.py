@@ -142,12 +142,15 @@ class UserCollector:
             raise hook.error(rule, f"groups {indices[:20]}")
         for group in found:
             self._check_group(group)
+        if not any(group.samples for group in found):
+            raise hook.error("return at least one sample", f"only failed ones in groups {indices[:20]}")
         return list(found)
 
     def _check_group(self, group: Group) -> None:
         hook = self._user.hook
         number = self._user.sessions.num_samples
         ids = range(group.index * number, (group.index + 1) * number)
+        first = {sample.index: sample for sample in reversed(group.samples)}
         for sample in group.samples:
             if sample.index not in ids or sample.status not in (SampleStatus.completed, SampleStatus.truncated):
                 raise hook.error(
@@ -158,6 +161,9 @@ class UserCollector:
                 raise hook.error(
                     "grade every sample with a finite number", f"{shown(sample.reward)} of sample {sample.index}"
                 )
+            if sample.reward != first[sample.index].reward:
+                found = f"{first[sample.index].reward} and {sample.reward} of trajectory {sample.index}"
+                raise hook.error("give all samples of a trajectory one reward", found)
         _add_missing(group, ids)
 
 

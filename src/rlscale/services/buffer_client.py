@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -104,7 +105,7 @@ class BufferClient:
         return groups
 
     async def _report(self, task_type: str, waited_s: float) -> None:
-        counts = await self._call("GET", f"/status?task_type={task_type}", None)
+        counts = await self._call("GET", f"/status?task_type={quote(task_type, safe='')}", None)
         log.warning(
             "waiting for trajectories of buffer.task_type=%s for %.0f s: the service has %d incomplete groups, and %d "
             "of another size than batch.n_samples_per_prompt",

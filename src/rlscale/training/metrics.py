@@ -71,7 +71,8 @@ class MetricSums:
         totals, tops = by_rank.sum(dim=0).tolist(), by_rank.amax(dim=0).tolist()
         first_share, first_max = 2 * len(sums), 2 * len(sums) + len(shares)
         pairs = {n: totals[2 * i : 2 * i + 2] for i, n in enumerate(sums)}
-        metrics = {n: total / max(count, 1.0) for n, (total, count) in pairs.items() if count or keep_empty}
+        # A count need not be a number of tokens: a user's function may pass the sum of its weights.
+        metrics = {n: total / count if count else 0.0 for n, (total, count) in pairs.items() if count or keep_empty}
         metrics |= {n: totals[first_share + i] for i, n in enumerate(shares)}
         metrics |= {n: tops[first_max + i] for i, n in enumerate(maxima)}
         return metrics, {n: by_rank[:, first_share + i].tolist() for i, n in enumerate(shares)}

@@ -127,9 +127,11 @@ def _added_lens(batch: TrainBatch, *, trainable: Int64, samples: Int64) -> Int64
     is_part = counts[inverse] > 1
     if not is_part.any():
         return lens
-    # A part adds the tokens from its first trainable one on; the masked ones before it come from earlier parts.
+    # A part adds the tokens from its first trainable one on; the masked ones before it come from earlier parts. One
+    # without a trainable token adds nothing, unless the whole trajectory is masked.
     with_tokens, first = np.unique(samples, return_index=True)
-    added = lens.copy()
+    num_with_tokens = np.bincount(inverse[with_tokens], minlength=len(counts))
+    added = np.where(num_with_tokens[inverse] > 0, 0, lens)
     added[with_tokens] = batch.offsets[1:][with_tokens] - trainable[first]
     return np.where(is_part, added, lens)
 

@@ -137,3 +137,12 @@ async def test_names_of_tools_are_unique() -> None:
     spec = {"type": "function", "function": {"name": "add"}}
     (problem,) = check_server_names([add], [[], [spec]])
     assert str(problem).startswith("agent.mcp_servers.1 must have tools with different names than the others, got add;")
+
+
+async def test_no_proxy_gets_requests_to_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    (specs,) = await load_servers([url], timeout_s=START_S)
+    assert "add" in [each["function"]["name"] for each in specs]

@@ -103,6 +103,26 @@ def trained(spec: TrainerSpec, batch: TrainBatch, sizes: Mapping[str, Any], *, r
     }
 
 
+def balancing_norm(spec: TrainerSpec, sizes: Mapping[str, Any], *, num_micros: int, rank: int) -> float:
+    """Norm of the gradient of the losses that balance experts alone; all micro-batches hold equal samples."""
+    losses = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.5, "moe_z_loss_coeff": 0.1}
+    config = MegatronConfig(**{**sizes, "core_args": {**losses, **sizes.get("core_args", {})}})
+    backend = MegatronBackend(replace(spec, megatron=config), rank=rank, world_size=dist.get_world_size())
+    one = [config.tensor_model_parallel_size, config.pipeline_model_parallel_size, config.context_parallel_size]
+    num_shares = dist.get_world_size() // int(np.prod(one))
+    prompt = Prompt(index=0, text="", token_ids=PROMPTS[0])
+    samples = []
+    for index in range(num_micros * num_shares):
+        sample = Sample(index=index, group_index=0, prompt=prompt, seed=0, reward=1.0, status=SampleStatus.completed)
+        sample.append(range(3, 14), logprobs=[-1.0] * 11, weight_versions=[0] * 11)
+        samples.append(sample)
+    batch = build_batch([Group(index=0, prompt=prompt, samples=samples)], 0)
+    cuts = [[[share * num_micros + i] for i in range(num_micros)] for share in range(num_shares)]
+    result = backend.train(batch, [plan(batch, cuts)])
+    backend.close()
+    return result.steps[0]["grad_norm"]
+
+
 def logprobs_with_routes(path: str, batch: TrainBatch) -> Tensor:
     """Logprobs of the responses without the first sample, by transformers with the given experts."""
     assert batch.routes is not None
@@ -170,6 +190,8 @@ def main(rank: int, port: int, path: str, folder: Path) -> None:
         "follows": max_abs(moved["logprobs"][first:] - expected),
         "stays": max_abs(moved["logprobs"][:first] - routed_by_trainer["logprobs"][:first]),
         "gates": [max_abs(weight - before[name]) for name, weight in gates.items()],
+        "balancing": [balancing_norm(own, {}, num_micros=number, rank=rank) for number in (1, 3)],
+        "balancing by layout": {name: balancing_norm(own, x, num_micros=2, rank=rank) for name, x in LAYOUTS.items()},
         "layouts": {name: difference(trained(spec, batch, sizes, rank=rank), base) for name, sizes in LAYOUTS.items()},
     }
     (folder / f"report_{rank}.json").write_text(json.dumps(report))

@@ -48,6 +48,13 @@ def test_tokens_without_a_route_are_counted_and_use_the_router(found: dict[str, 
         assert step["routes/replayed"] == pytest.approx(share, abs=1e-9)
 
 
+def test_losses_that_balance_experts_are_means_over_micro_batches_and_ranks(found: dict[str, Any]) -> None:
+    one, three = found["balancing"]
+    assert one > 1e-3 and three == pytest.approx(one, rel=1e-4)
+    # With equal samples everywhere the mean is that of one micro-batch in every layout.
+    assert found["balancing by layout"] == pytest.approx(dict.fromkeys(LAYOUTS, one), rel=1e-4)
+
+
 def test_routers_are_trained(found: dict[str, Any]) -> None:
     assert len(found["gates"]) == 2 and min(found["gates"]) > 1e-4
 

@@ -1,11 +1,12 @@
 """Results of episodes of `verifiers`. With the real library: tests/ranks/agents."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlscale.agents.verifiers_server import _result
+from rlscale.agents.verifiers_server import KEY_VARIABLE, VerifiersServer, _result, main
 
 OWN, OTHER = object(), object()
 
@@ -41,3 +42,25 @@ def test_the_reward_is_the_mean_of_the_agents_that_are_trained() -> None:
 def test_what_has_no_reward_is_an_error(found: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         _result(found, OWN)
+
+
+@pytest.mark.parametrize("key", [None, ""], ids=["unset", "empty"])
+def test_other_machines_need_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str | None
+) -> None:
+    config = tmp_path / "env.toml"
+    config.write_text('[env.taskset]\nid = "gsm8k"\n')
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(SystemExit) as ended:
+        main([str(config), "--host", "0.0.0.0"])
+    assert ended.value.code == 2
+    assert f"set {KEY_VARIABLE}" in capsys.readouterr().err
+
+
+async def test_a_key_that_is_no_text_is_refused() -> None:
+    server = object.__new__(VerifiersServer)  # its library is not installed here
+    server._key = "secret"
+    request: Any = SimpleNamespace(headers={"Authorization": "Bearer \udcff"})  # as aiohttp reads the byte 255
+    assert (await server._run(request)).status == 401

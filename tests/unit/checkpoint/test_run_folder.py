@@ -81,15 +81,28 @@ def test_a_damaged_record_is_an_error_with_the_way_out(content: str, tmp_path: P
 
 
 def test_checkpoints_are_in_the_run_folder_or_in_checkpoint_save(tmp_path: Path) -> None:
-    inside, outside = CheckpointConfig(save=str(tmp_path / "run/checkpoints")), CheckpointConfig(save="/saved/here")
+    elsewhere = tmp_path / "saved/here"
+    inside, outside = CheckpointConfig(save=str(tmp_path / "run/checkpoints")), CheckpointConfig(save=str(elsewhere))
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
         assert folder.checkpoint_folder(inside) == tmp_path / "run/checkpoints"
-        assert folder.checkpoint_folder(outside) == Path("/saved/here")
+        assert folder.checkpoint_folder(outside) == elsewhere
         # A finished run keeps its checkpoints; the next one appends its number.
         folder.finish({})
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
         assert folder.checkpoint_folder(inside) == tmp_path / "run-2/checkpoints"
-        assert folder.checkpoint_folder(outside) == Path("/saved/here-2")
+        assert folder.checkpoint_folder(outside) == tmp_path / "saved/here-2"
+
+
+def test_checkpoints_are_saved_where_checkpoint_load_looks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
+        saved = folder.checkpoint_folder(CheckpointConfig(save="~/saved"))
+    store = CheckpointStore(saved, keep_last=1)
+    store.begin(3)
+    store.commit(3, {})
+    assert CheckpointStore.resolve("~/saved").rollout_id == 3
 
 
 def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -> None:
@@ -107,6 +120,42 @@ def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -
     # By now they are its own checkpoints.
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
         assert folder.checkpoint_folder(CheckpointConfig(save=str(saved))) == saved
+
+
+def test_a_new_run_does_not_save_next_to_newer_checkpoints(tmp_path: Path) -> None:
+    """A later start would resume from the newest one, which is of another run."""
+    text = config()
+    store = CheckpointStore(saved := tmp_path / "saved", keep_last=2)
+    older, newest = (store.begin(number) and store.commit(number, {}).folder for number in (3, 7))
+    given = CheckpointConfig(save=str(saved), load=str(older))
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder, pytest.raises(ConfigError) as caught:
+        folder.checkpoint_folder(given)
+    advice = f"choose another folder, or start from its checkpoints with checkpoint.load={saved}"
+    assert str(caught.value).endswith(f"without checkpoints of another run, got {saved}; {advice}")
+    given = CheckpointConfig(save=str(saved), load=str(newest))
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder, pytest.raises(ConfigError) as caught:
+        folder.checkpoint_folder(given, is_renumbered=True)
+    assert str(caught.value).endswith(f"{advice} data.start_rollout_id=null")
+    with RunFolder.open(tmp_path / "run", config_yaml=text) as folder:
+        assert folder.checkpoint_folder(given) == saved
+
+
+def test_two_runs_at_a_time_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    """Jobs of a sweep with one checkpoint.save: each would delete what the other one is saving."""
+    text = config()
+    shared = CheckpointConfig(save=str(tmp_path / "saved"))
+    with RunFolder.open(tmp_path / "a", config_yaml=text) as first:
+        assert first.checkpoint_folder(shared) == tmp_path / "saved"
+        for _ in range(2):  # the second start is not taken for a resumed run
+            with RunFolder.open(tmp_path / "b", config_yaml=text) as second, pytest.raises(ConfigError) as caught:
+                second.checkpoint_folder(shared)
+            advice = "wait for that run, or choose another checkpoint.save"
+            assert str(caught.value).startswith("checkpoint.save must be a folder that no other run is using, got")
+            assert str(caught.value).endswith(advice)
+    with RunFolder.open(tmp_path / "b", config_yaml=text) as second:
+        assert second.checkpoint_folder(shared) == tmp_path / "saved"
+    with RunFolder.open(tmp_path / "c", config_yaml=text) as third:  # its own folder is locked already
+        assert third.checkpoint_folder(CheckpointConfig(save=str(tmp_path / "c"))) == tmp_path / "c"
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:

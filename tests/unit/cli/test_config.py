@@ -58,6 +58,8 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "value       0.0003" in text and "gspo.yaml:4" in text
     assert json.loads(shown(capsys, "explain", "algo.eps_clip", "--json"))["value"] == 0.2
     assert "abc" not in shown(capsys, "explain", "logging.wandb.key", "logging.wandb.key=abc")
+    assert "abc" not in shown(capsys, "explain", "train.env_vars", "train.env_vars.MY_TOKEN=abc")
+    assert "user:abc" not in shown(capsys, "explain", "reward.url", 'reward.url="http://user:abc@host/score"')
     assert "algo.eps_clip must be > 0" in refused(capsys, "explain", "optim.lr", "algo.eps_clip=-1")
     for group in ("algo", "algo.mis", "experiment"):
         assert f"it is a group: rlscale-config help {group}\n" in refused(capsys, "explain", group)

@@ -37,7 +37,7 @@ def test_a_model_gives_template_tokens_and_limits(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "<|user|>1+1=<|assistant|>" in out and "length of prompts in tokens: shortest 6" in out
     assert "1 longer than rollout.max_prompt_len; the first one: row 2" in out
-    assert main(["inspect", path, *words, "--json", "--rows", "1"]) == 0
+    assert main(["inspect", path, *words, "--json", "--rows=1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_rows"] == 2 and found["num_read"] == 1
     assert [each["text"] for each in found["examples"]] == ["<|user|>1+1=<|assistant|>"]

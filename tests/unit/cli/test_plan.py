@@ -151,6 +151,12 @@ def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> 
     assert "did you mean algo.eps_clip?" in text
 
 
+@pytest.mark.parametrize("value", ["0", "\u00b2", "many"])
+def test_a_length_is_a_number_of_tokens(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--prompt-tokens", value]) == 2
+    assert f"--prompt-tokens must be a number of tokens, at least 1, got {value}" in capsys.readouterr().err
+
+
 def test_multirun_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "algo.eps_clip=0.1,0.2", "--hardwre=h100"]) == 2
     text = capsys.readouterr().err

@@ -5,16 +5,26 @@ from typing import Any
 
 import pytest
 
-from rlscale.cli import buffer, convert, crashtest, serve
+from rlscale.cli import buffer, convert, crashtest, serve, serve_script
 from rlscale.cli.serve import main, make_parser
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from tests.weight_files import write_no_weights
 
 
-def test_other_machines_need_a_key(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("key", [None, ""], ids=["unset", "empty"])
+def test_other_machines_need_a_key(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str | None
+) -> None:
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(API_KEY_VARIABLE, key)
     assert main(["--model-path", "/no/model", "--host", "0.0.0.0"]) == 2
     assert f"set {API_KEY_VARIABLE}" in caplog.text
+    monkeypatch.setattr(serve_script, "die_with_parent", lambda: None)  # it would tie this process to its parent
+    script = ["--script", "/no/script", "--model-path", "/no/model", "--port", "0", "--host", "0.0.0.0"]
+    caplog.clear()
+    assert serve_script.main(script) == 2
+    assert f"a loopback address without {API_KEY_VARIABLE}" in caplog.text
 
 
 def test_defaults() -> None:

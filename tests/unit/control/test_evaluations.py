@@ -140,3 +140,47 @@ async def test_an_evaluation_requests_few_samples_at_once(tmp_path: Path, concur
         assert sum(rid.startswith("eval") for rid in run.engine.running) == most
         run.engine.hangs_for.clear()
         await task
+
+
+async def test_a_stop_reward_that_a_checkpoint_waits_for_ends_the_run_with_its_last_weights(tmp_path: Path) -> None:
+    """The engines are behind the trainers then: the last evaluation measures the weights that the run exports."""
+    values: dict[str, Any] = {"eval_prompts": 1, "eval_interval": 2, "eval_versions": 1, "save_interval": 1}
+    with simulation(tmp_path, staleness=1, num_rollouts=8, update_interval=2, stop_reward=1.0, **values) as run:
+        run.engine.hangs_for = {FIRST}
+        task = asyncio.create_task(run.loop.run())
+        await until(lambda: len(run.trainers.history) == 1)
+        await wait_iterations(100)
+        run.engine.hangs_for.clear()
+        progress = await task
+    assert progress.stopped and progress.next_rollout == 1
+    assert versions_evaluated(run) == ["v0", "v1"] and progress.evaluated_version == progress.version == 1
+
+
+class DeadUntilUpdate:
+    """An engine that died while the trainers computed: it is up again with the next weights."""
+
+    def __init__(self, run: Simulation) -> None:
+        self._run, self._before = run, run.engine.version
+
+    def is_down(self, index: int) -> bool:
+        return False
+
+    async def is_dead(self, index: int) -> bool:
+        return self._run.engine.version == self._before
+
+    async def recover(self, index: int) -> bool:
+        await until(lambda: self._run.engine.version > self._before)
+        return True
+
+
+async def test_a_checkpoint_gives_up_an_evaluation_that_needs_the_next_weights(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"eval_prompts": 1, "eval_interval": 4, "eval_versions": 1, "save_interval": 1}
+    with simulation(tmp_path, staleness=1, num_rollouts=4, update_interval=2, **values) as run:
+        run.pool.set_handler(DeadUntilUpdate(run))
+        run.engine.fails_for = FIRST
+        task = asyncio.create_task(run.loop.run())
+        # Ends only if the checkpoint of rollout 1, before the first update, does not wait for the evaluation.
+        await until(lambda: task.done())
+        progress = task.result()
+    assert any("cancelled, because an engine died" in each for each in run.warnings)
+    assert versions_evaluated(run) == ["v0", "v2", "v4"] and progress.evaluated_version == 4

@@ -156,7 +156,9 @@ def build_loop(
             skip_eval_before_train=values.get("skip_eval", False),
         ),
         checkpoint=CheckpointConfig(
-            save_interval=values.get("save_interval"), save_final=values.get("save_final", False)
+            save_interval=values.get("save_interval"),
+            save_final=values.get("save_final", False),
+            save_hf=values.get("save_hf"),
         ),
     )
     per_epoch = values.get("rollouts_per_epoch")
@@ -256,6 +258,12 @@ async def test_checkpoints_contain_progress_and_data_position(tmp_path: Path) ->
     assert newest.rollout_id == 3
     assert newest.state["source"] == {"rollouts": 3}
     assert Progress(**newest.state["progress"]).version == 3
+
+
+async def test_an_export_is_named_by_its_rollout_only(tmp_path: Path) -> None:
+    journal = Journal()
+    await build_loop(journal, tmp_path, save_final=True, save_hf="{rollout_id}_{step}").run()
+    assert [each for each in journal.events if each.startswith("export")] == ["export 2_{step}"]
 
 
 async def test_a_background_save_is_a_checkpoint_once_it_is_on_disk(tmp_path: Path) -> None:

@@ -156,6 +156,14 @@ async def test_aborted_groups_are_generated_again_and_counted(tmp_path: Path, st
         assert sum(metrics["staleness/dropped_groups"] for metrics in run.sink.logged.values()) == 1
 
 
+async def test_syncs_for_engines_that_restart_may_abort_a_group_often(tmp_path: Path) -> None:
+    """With `rollout.pause_mode=abort`: their number has nothing to do with that of the updates."""
+    with simulation(tmp_path, num_rollouts=2) as run:
+        run.engine.aborts_next = 5 * NUM_PROMPTS
+        await run.loop.run()
+    assert run.trained_groups == list(range(2 * NUM_PROMPTS))
+
+
 async def test_a_group_that_is_always_aborted_ends_the_run_with_its_name(tmp_path: Path) -> None:
     with simulation(tmp_path, staleness=1) as run:
         run.engine.aborts_next = 10**6

@@ -259,6 +259,32 @@ async def test_an_engine_that_dies_during_training_waits_for_the_next_weights() 
     assert answer.weight_versions == [4]
 
 
+async def test_weights_that_are_trained_during_a_resync_are_not_sent_under_its_version() -> None:
+    """The loop trains once the watcher has sent version 3 to a restarted engine, which dies again meanwhile."""
+    cluster = FakeCluster(1)
+    recovery, _ = build(cluster)
+    training: list[asyncio.Future[Any]] = []
+
+    async def main() -> None:
+        await begin(recovery, cluster)
+        cluster.training.clear()
+        cluster.during_sync = [lambda: training.append(asyncio.ensure_future(recovery.train(None, [])))]  # type: ignore[arg-type]
+        cluster.kill(0)
+        while not training or recovery.is_down(0):
+            await asyncio.sleep(0.001)
+        cluster.kill(0)
+        while len(cluster.lines) < 2 or cluster.servers[0].connected or not cluster.servers[0].alive:
+            await asyncio.sleep(0.001)
+        cluster.training.set()
+        await training[0]
+        await asyncio.sleep(0.05)
+        assert cluster.syncs == [3, 3], "the trainers hold the weights of version 4"
+        await recovery.sync_weights(4)
+        assert cluster.servers[0].version == 4
+
+    await with_watch(recovery, main())
+
+
 async def test_a_refused_request_is_no_death() -> None:
     cluster = FakeCluster(1)
     recovery, pool = build(cluster)

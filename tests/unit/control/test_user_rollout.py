@@ -91,10 +91,29 @@ async def test_a_resumed_run_draws_the_prompts_of_the_unfinished_rollout_again(t
     assert again.trained_groups == list(range(4 * NUM_PROMPTS))
 
 
+async def all_failed(rollout_id: int, context: Any) -> list[Group]:
+    drawn: list[Group] = context.draw(context.num_groups)
+    return drawn
+
+
+async def two_rewards(rollout_id: int, context: Any) -> list[Group]:
+    """Makes the second trajectory of each group a part of the first one, and keeps its reward."""
+    made = [await context.generate(group) for group in context.draw(context.num_groups)]
+    for group in made:
+        first, second, *_ = group.samples
+        second.index, second.path, second.reward = first.index, 1, first.reward + 1
+    return made
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (wait_for_ever, "rollout.function_path must return within"),
+        (all_failed, "rollout.function_path must return at least one sample, got only failed ones in groups [0, 1, 2]"),
+        (
+            two_rewards,
+            "rollout.function_path must give all samples of a trajectory one reward, got 1.0 and 2.0 of trajectory 0",
+        ),
         (lambda rollout_id, context: context.draw(NUM_PROMPTS - 1), "must return 3 groups that it drew, each once"),
         (lambda rollout_id, context: None, "must return 3 groups that it drew, each once, got None"),
         (

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from rlscale.cli.data import main
 from rlscale.config import DataConfig, load_config
+from rlscale.data import downloads
 from rlscale.data.downloads import DATASETS, command_for, download
 from rlscale.driver.preflight.data_files import check_file
 from rlscale.errors import DataError
@@ -117,3 +120,25 @@ def test_the_error_of_a_missing_file_names_the_command(tmp_path: Path, monkeypat
     assert problem.fix.startswith("get it by `rlscale-data download gsm8k`; looked for ")
     assert command_for(Path("/disk/data/aime-2024/aime-2024.jsonl")) == "rlscale-data download aime --into /disk/data"
     assert command_for(Path("data/mine.jsonl")) is None
+
+
+def test_two_downloads_of_a_file_at_the_same_time(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Path] = []
+
+    def open_slowly(url: str, *, timeout: float) -> Any:
+        response = urlopen(url, timeout=timeout)
+        read = response.read
+
+        def read_after_another(size: int) -> bytes:
+            monkeypatch.setattr(downloads, "urlopen", urlopen)
+            response.read = read
+            done.extend(download("aime", into=tmp_path, report=lambda *_: None))
+            return bytes(read(size))
+
+        response.read = read_after_another
+        return response
+
+    # As several nodes with one file system do.
+    monkeypatch.setattr(downloads, "urlopen", open_slowly)
+    assert download("aime", into=tmp_path, report=lambda *_: None) == done
+    assert done[0].read_bytes() == ROWS + b"aime-2024.jsonl" and not list(tmp_path.rglob("*.part"))

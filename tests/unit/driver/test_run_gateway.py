@@ -1,10 +1,13 @@
-"""The gateway of a run: its address, and the files of an earlier run."""
+"""The gateway of a run: its address, its start, and the files of an earlier run."""
 
+import asyncio
+import threading
 from pathlib import Path
 
 from rlscale.config import RunConfig
 from rlscale.driver.run_gateway import FOLDER, RunGateway, build_run_gateway
-from rlscale.errors import WorkerError
+from rlscale.errors import EngineError, WorkerError
+from rlscale.gateway.gateway_process import GatewayLaunch, GatewayProcess
 from tests.unit.config.rules.valid_config import config_with
 
 
@@ -35,3 +38,37 @@ def test_sessions_of_a_driver_that_was_killed_are_deleted(tmp_path: Path) -> Non
     (tmp_path / FOLDER / f"{'0' * 32}.jsonl").write_text("{}")
     assert build(config_with({"gateway.enabled": True}), tmp_path) is not None
     assert not list((tmp_path / FOLDER).iterdir())
+
+
+class SlowProcess(GatewayProcess):
+    """A gateway whose first start takes until it is stopped."""
+
+    def __init__(self, launch: GatewayLaunch) -> None:
+        super().__init__(launch, ())
+        self.num_running, self.is_first = 0, True
+        self.started, self.stopped = threading.Event(), threading.Event()
+
+    def start(self, timeout_s: float = 1.0) -> None:
+        assert self.num_running == 0, "two processes cannot listen at one address"
+        self.num_running += 1
+        self.started.set()
+        if self.is_first:
+            self.is_first = False
+            assert self.stopped.wait(30)
+            raise EngineError("gateway ended")
+
+    def stop(self) -> None:
+        self.num_running = 0
+        self.stopped.set()
+
+
+async def test_an_attempt_that_ends_during_the_start_leaves_no_second_gateway(tmp_path: Path) -> None:
+    gateway = build(config_with({"gateway.enabled": True}), tmp_path)
+    assert gateway is not None
+    process = gateway._process = SlowProcess(gateway._process.launch)
+    first = asyncio.create_task(gateway.start([], router=None))
+    assert await asyncio.to_thread(process.started.wait, 30)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await gateway.start([], router=None)
+    assert process.num_running == 1

@@ -12,6 +12,7 @@ from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.apis.dialects import DIALECTS
 from rlscale.gateway.apis.messages_api import anthropic_events, anthropic_response, parse_anthropic
 from rlscale.gateway.apis.responses_api import parse_responses, responses_events, responses_response
+from rlscale.gateway.request_body import parse_json
 from rlscale.renderers.conversation_tree import message_key
 from rlscale.renderers.renderer import ParsedAnswer, ToolCall
 from rlscale.types import Generation
@@ -192,3 +193,28 @@ def test_events_have_the_form_of_server_sent_events() -> None:
     assert named_event({"type": "a", "text": "x\ny"}) == b'event: a\ndata: {"type": "a", "text": "x\\ny"}\n\n'
     (chat, *_) = [each for each in DIALECTS if each.path == "/v1/chat/completions"]
     assert list(chat.events(REQUEST, make_answer(ParsedAnswer(content="a"))))[-1] == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"model": "\ud800"}',
+        r'{"stop": ["\ud800"]}',
+        r'{"messages": [{"role": "assistant", "reasoning_content": "\ud800"}]}',
+        r'{"\ud800": 1}',
+        '{"metadata": {"a": NaN}}',
+        '{"metadata": {"a": -Infinity}}',
+        '{"metadata": {"a": 1e400}}',
+    ],
+)
+def test_what_no_answer_could_repeat_is_refused(text: str) -> None:
+    raw = text.replace(r"\ud800", "\ud800").encode(errors="surrogatepass")
+    for body in (text.encode(), text.encode("utf-16"), raw):
+        with pytest.raises(InvalidRequest):
+            parse_json(body)
+
+
+def test_valid_unicode_and_words_of_numbers_are_kept() -> None:
+    value = {"stop": "\N{GRINNING FACE}", "a": "NaN 1e999 Infinity", "b": 1e300}
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert parse_json(text.encode()) == value

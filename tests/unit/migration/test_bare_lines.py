@@ -63,6 +63,12 @@ VERL = [
             "train.backend": "fsdp",
         },
     ),
+    # Without the type the normalisation would have no effect.
+    (
+        "data.train_batch_size=256 algorithm.rollout_correction.rollout_is=token "
+        "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+        {"algo.use_tis": True, "algo.mis.normalize": True, "algo.tis_type": "mis", "algo.mis.mode": "not set"},
+    ),
     (
         "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml algorithm.adv_estimator=gae "
         "'data.train_files=[/d/a.parquet,/d/b.parquet]' trainer.n_gpus_per_node=8 trainer.nnodes=2",

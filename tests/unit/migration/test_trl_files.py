@@ -191,6 +191,39 @@ def test_what_has_no_counterpart_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "mode", "low"),
+    [
+        ("", "mask", 0.0),
+        ("vllm_importance_sampling_clip_min: 0.5", "mask", 0.5),
+        ("vllm_importance_sampling_mode: token_truncate", "truncate", "not set"),
+        ("vllm_importance_sampling_mode: token_truncate\nvllm_importance_sampling_clip_min: 0.5", "clip", 0.5),
+    ],
+)
+def test_weights_of_vllm_have_a_lower_bound_where_one_is_set(
+    tmp_path: Path, lines: str, mode: str, low: float | str
+) -> None:
+    (tmp_path / "grpo.yaml").write_text(f"learning_rate: 1.0e-6\nnum_generations: 4\nuse_vllm: true\n{lines}\n")
+    found = rlscale.migrate(tmp_path / "grpo.yaml")
+    check_values(found, {"algo.mis.mode": mode, "algo.mis.low": low, "algo.tis_clip_low": "not set"})
+
+
+@pytest.mark.parametrize(
+    ("lines", "high"),
+    [
+        ("epsilon: 0.2\nepsilon_high: 5.0", 4.0),
+        ("epsilon: 3.0\nepsilon_high: null", 2.0),
+        ("epsilon: 0.2", "not set"),
+    ],
+)
+def test_the_weight_of_cispo_is_bounded_from_above_only(tmp_path: Path, lines: str, high: float | str) -> None:
+    (tmp_path / "grpo.yaml").write_text(f"learning_rate: 1.0e-6\nnum_generations: 4\nloss_type: cispo\n{lines}\n")
+    found = rlscale.migrate(tmp_path / "grpo.yaml")
+    expected = {"algo.policy_loss": "cispo", "algo.eps_clip": 1.0, "algo.calculate_per_token_loss": True}
+    check_values(found, {**expected, "algo.eps_clip_high": high})
+    assert ("epsilon" in kinds(found, Kind.lost)) == (high == "not set")
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         (

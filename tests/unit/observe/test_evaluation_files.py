@@ -1,6 +1,9 @@
 """Files of evaluations: what is written is read again, and a resumed run repeats evaluations."""
 
 import json
+import threading
+from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +116,40 @@ def test_a_broken_description_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "evaluation.json").write_text(text)
     with pytest.raises(DataError, match=r"evaluation\.json must describe an evaluation"):
         read_about(tmp_path)
+
+
+class SlowMetrics(UserDict[str, float]):
+    """Lets a thread wait in the middle of `commit`."""
+
+    def __init__(self) -> None:
+        super().__init__({"eval/reward_mean": 0.5})
+        self.is_read, self.go_on = threading.Event(), threading.Event()
+
+    def keys(self) -> Any:
+        self.is_read.set()
+        assert self.go_on.wait(30)
+        return super().keys()
+
+
+def test_an_evaluation_that_is_cancelled_while_it_is_completed_is_complete(tmp_path: Path) -> None:
+    metrics = SlowMetrics()
+    writer = EvaluationFiles(tmp_path, keep_last=None, resume_at=0).open(Measured.of_run(3, 3), {"a": {}})
+    assert writer is not None
+    with ThreadPoolExecutor() as threads:
+        committed = threads.submit(writer.commit, metrics)
+        assert metrics.is_read.wait(30)
+        discarded = threads.submit(writer.discard)
+        wait([discarded], timeout=0.1)  # it must wait for the end of the other
+        metrics.go_on.set()
+        assert committed.result(30) == tmp_path / "evaluations/v00000003"
+        discarded.result(30)
+    (found,) = find_evaluations(tmp_path)
+    assert sorted(file.name for file in found.iterdir()) == ["0_a.jsonl", "evaluation.json"]
+
+
+def test_a_run_resumes_although_an_evaluation_was_not_on_disk(tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    written(tmp_path, 3)
+    (tmp_path / "evaluations/v00000003/evaluation.json").write_text("")  # the machine lost its power
+    EvaluationFiles(tmp_path, keep_last=None, resume_at=9)
+    assert [path.name for path in find_evaluations(tmp_path)] == ["v00000002"]

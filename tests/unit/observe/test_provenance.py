@@ -5,6 +5,9 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
+from rlscale.errors import DataError
 from rlscale.observe.provenance import write_provenance
 
 
@@ -32,3 +35,13 @@ def test_a_resumed_run_keeps_the_earlier_entries(tmp_path: Path) -> None:
     entries = json.loads((tmp_path / "provenance.json").read_text())
     assert [entry["overrides"] for entry in entries] == [["a=1"], ["b=2"]]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.yaml", "provenance.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"time"'])
+def test_entries_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
+    """The machine failed before they were on disk."""
+    (path := tmp_path / "provenance.json").write_text(text)
+    with pytest.raises(DataError, match=r"provenance.json must be a list of the starts of the run, got .*; correct or"):
+        write_provenance(tmp_path, config_yaml="", read_git=lambda folder: None)
+    path.unlink()
+    write_provenance(tmp_path, config_yaml="", read_git=lambda folder: None)

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlscale.errors import DataError
 from rlscale.images import Image, digest_of, to_data_url
 from rlscale.observe.rollout_log import (
     DISTRIBUTIONS_FILE,
     MAX_VALUES,
     SAMPLES_FILE,
+    STEP_FILES,
     RolloutLog,
     TokenTexts,
     distribution,
@@ -98,6 +100,18 @@ def test_stored_samples_are_spread(num_samples: int, num_groups: int, size: int,
     assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
 
 
+def test_groups_whose_samples_all_failed_have_none_to_store() -> None:
+    """A rollout function of the user may return such groups."""
+    groups = [group(0, 0), group(1), group(2, 0), group(3)]
+    for num_samples, expected in ((1, (0,)), (2, (0, 3)), (9, (0, 3))):
+        assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
+
+
+def test_a_checkpoint_relies_on_all_files_that_are_written(tmp_path: Path) -> None:
+    write(open_log(tmp_path), 0, [group(0)])
+    assert {file.name for file in tmp_path.iterdir()} <= set(STEP_FILES)
+
+
 def test_distributions_are_written_without_samples(tmp_path: Path) -> None:
     write(open_log(tmp_path, num_samples=0), 0, [group(0), group(1, reward=0.5)])
     assert not (tmp_path / SAMPLES_FILE).exists()
@@ -136,6 +150,13 @@ def test_cut_lines_keeps_complete_lines_of_earlier_steps(tmp_path: Path) -> None
     assert file.read_text() == '{"step": 0}\n{"step": 0}\n'
     cut_lines(file, 0)
     assert file.read_text() == ""
+
+
+@pytest.mark.parametrize("bad", ["\0\0\0", "{}", "7"])
+def test_a_line_that_cannot_be_cut_is_named(tmp_path: Path, bad: str) -> None:
+    (file := tmp_path / "ledger.jsonl").write_text(f'{{"step":0}}\n{bad}\n')
+    with pytest.raises(DataError, match=r"ledger.jsonl, row 2 must be an object with `step`, got '.*'; correct or"):
+        cut_lines(file, 5)
 
 
 def test_many_values_become_bins_with_the_same_total() -> None:

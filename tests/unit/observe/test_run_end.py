@@ -50,3 +50,13 @@ def test_the_end_of_a_long_text_is_kept(tmp_path: Path) -> None:
 def test_an_end_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError), recorded_end(tmp_path / "missing"):
         raise EngineError("no space left")
+
+
+def test_a_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:
+    with recorded_end(tmp_path) as end:
+        end.reason = EndReason.finished
+    with (tmp_path / ENDS_FILE).open("a") as file:
+        file.write('{"start": 2, "ti')
+    with recorded_end(tmp_path) as end:
+        end.reason = EndReason.stop_reward
+    assert [each["reason"] for each in records(tmp_path)] == ["finished", "stop_reward"]

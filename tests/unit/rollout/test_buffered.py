@@ -173,3 +173,24 @@ async def test_a_trajectory_beyond_the_limits_of_the_model_is_a_failure(reader: 
     assert [sample.reward for sample in group.failed] == [None, None]
     assert "must have token ids below 5, got 5" in str(group.failed[0].failure)
     assert source.reason_to_drop(group) == "min_group_size"
+
+
+async def test_groups_are_read_once_when_a_place_opens_while_the_last_one_ends(reader: FileReader) -> None:
+    source = BufferedRollouts(reader, config())
+    prompts = source.next_prompts(0, 6)
+
+    def open_place(index: int) -> "asyncio.Task[Group]":
+        return asyncio.create_task(source.group(index, prompts[index][1], oldest=0, newest=None))
+
+    first = open_place(0)
+    await asyncio.sleep(0.01)
+    second = open_place(1)  # it starts after the stop, and before the reading task has noticed its end
+    await source.stop([0])
+    await asyncio.sleep(0.01)
+    others = [open_place(index) for index in (2, 3, 4)]
+    await asyncio.sleep(0.01)
+    reader.submit("a", "b", "c", "d", "e")
+    groups = await asyncio.wait_for(asyncio.gather(second, *others), 30)
+    groups.append(await asyncio.wait_for(open_place(5), 30))
+    assert names(groups) == ["a", "b", "c", "d", "e"]
+    assert not (await first).samples

@@ -8,6 +8,7 @@ import pytest
 from rlscale.errors import EmptyRolloutError
 from rlscale.protocols import CollectSettings
 from rlscale.rollout.collector import Collector
+from rlscale.rollout.group_filters import TOO_FEW
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 
@@ -102,6 +103,14 @@ async def test_dropped_groups_fill_a_rollout_where_the_filter_says_so() -> None:
     assert kept_indices(await collector.run()) == [0, 1, 2]
     assert desk.draws == [4], "no further prompts are drawn"
     assert desk.dropped == {3: "equal_rewards"}
+
+
+async def test_groups_of_too_few_trajectories_fill_no_rollout() -> None:
+    desk = Desk(iterations=lambda i: 1, reason=lambda i: {0: TOO_FEW, 1: "equal_rewards"}.get(i))
+    collector = desk.collector(CollectSettings(num_groups=3, wave=3, is_filled=True))
+    # Group 1 would fill the rollout, but with group 0 there is one prompt too few.
+    assert kept_indices(await collector.run()) == [2, 3, 4]
+    assert desk.draws == [3, 3] and desk.dropped == {0: TOO_FEW, 1: "equal_rewards"}
 
 
 async def test_a_filter_that_drops_everything_ends_the_run() -> None:

@@ -195,7 +195,7 @@ class DeathReporter:
         return index == self._dead
 
     async def recover(self, index: int) -> bool:
-        raise AssertionError("a resume must not wait for an engine that waits for its weights")
+        raise AssertionError("this must not wait for an engine that waits for its weights")
 
 
 async def test_living_engines_resume_the_memory_that_they_released() -> None:
@@ -215,6 +215,20 @@ async def test_living_engines_resume_the_memory_that_they_released() -> None:
     ]
     await pool.resume_memory("weights")
     assert engines[0].calls[-1] == "resume"
+
+
+async def test_a_release_does_not_wait_for_a_dead_engine() -> None:
+    """Its weights would be sent to all engines, of which some have released theirs."""
+    engines = [ReleasingEngine("engine 0"), ReleasingEngine("engine 1")]
+    pool = EnginePool(list[Any](engines))
+    engines[1].is_gone = True
+    pool.set_handler(DeathReporter(dead=1))
+    await pool.release_memory()
+    assert engines[0].calls == ["pause", "release weights kv_cache"]
+    assert pool.released == {"weights": {engines[0].address.url}, "kv_cache": {engines[0].address.url}}
+    pool.set_handler(DeathReporter(dead=0))
+    with pytest.raises(EngineError, match="engine 1 must answer"):
+        await pool.release_memory()
 
 
 async def test_a_restarted_engine_has_its_memory() -> None:
@@ -244,6 +258,24 @@ async def test_requests_that_a_dead_engine_holds_fail_at_once() -> None:
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
+
+
+async def test_a_request_that_is_cancelled_in_the_moment_in_which_its_engine_dies_ends() -> None:
+    """Its owner waits for its end: it must not wait for a restart, which an attempt that ends does not see."""
+    pool = pool_of(SlowEngine("engine 0"))
+    request = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="a", oldest=0, newest=0))
+    await asyncio.sleep(0)
+    pool.drop_requests(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    # Reported twice, it is still no cancellation of the owner.
+    dropped = asyncio.create_task(pool.generate(PROMPT.token_ids, PARAMS, n=1, rid="b", oldest=0, newest=0))
+    await asyncio.sleep(0)
+    pool.drop_requests(0)
+    pool.drop_requests(0)
+    with pytest.raises(EngineError, match="died during a request"):
+        await dropped
 
 
 class RecordingGate:

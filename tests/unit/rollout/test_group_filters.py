@@ -77,4 +77,4 @@ def test_a_band_needs_two_numbers_in_order(band: object) -> None:
 
 def test_the_wait_before_a_retry_doubles_up_to_its_limit() -> None:
     assert [_backoff_s(attempt) for attempt in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert _backoff_s(200) == MAX_BACKOFF_S == 30
+    assert _backoff_s(200) == _backoff_s(5000) == MAX_BACKOFF_S == 30

@@ -57,6 +57,12 @@ async def test_logprobs_of_responses_reach_their_rows_of_the_batch() -> None:
     assert batch.teacher.top_ids[[2, 3, 8, 9]].tolist() == [[5, 6], [6, 7], [8, 9], [9, 10]]
 
 
+async def test_a_teacher_may_be_away_for_a_long_time() -> None:
+    group, teacher = make_group(), CountingTeacher(num_failures=2200)
+    await grading(teacher, max_retries=1100).grade(group)
+    assert len(teacher.starts) == 2202 and not group.failed
+
+
 async def test_an_empty_response_has_empty_columns() -> None:
     group, teacher = make_group(), CountingTeacher()
     group.samples[0] = Sample(

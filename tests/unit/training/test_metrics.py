@@ -30,5 +30,11 @@ def test_empty_metrics_are_zero_on_request() -> None:
     assert sums.gather(keep_empty=True)[0] == {"never": 0.0}
 
 
+def test_a_count_below_one_divides_the_sum() -> None:
+    sums = MetricSums(torch.device("cpu"))
+    sums.add({"by_weight": pair(0.1, 0.25), "by_advantage": pair(1.0, -2.0)})
+    assert sums.gather()[0] == pytest.approx({"by_weight": 0.4, "by_advantage": -0.5})
+
+
 def test_no_metric_added_returns_none() -> None:
     assert MetricSums(torch.device("cpu")).gather() == ({}, {})

@@ -54,6 +54,11 @@ def bounded(rollout: RolloutColumns, custom: Mapping[str, Any]) -> tuple[TokenCo
     return replace(tokens, advantages=kept), {"bounded": TokenLayout.from_columns(tokens).sum_and_count(changed)}
 
 
+def moved(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
+    assert rollout.tokens.old_logprobs is not None
+    return replace(rollout.tokens, old_logprobs=rollout.tokens.old_logprobs - 0.01), {}
+
+
 def nothing(rollout: RolloutColumns) -> tuple[TokenColumns, Sums]:
     return rollout.tokens, {}
 

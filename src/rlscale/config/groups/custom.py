@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[
     except OmegaConfBaseException:
         return []  # reported with the other interpolations
     try:
-        content: Any = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())
         return [Problem(path="custom_config_path", rule="name a readable YAML file", value=path, fix=text)]

@@ -113,7 +113,8 @@ class RewardConfig(ConfigGroup):
 
     post_process_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
     """Your own function, `package.module:name`, that turns the rewards of a rollout into those used for advantages.
-    Replaces the normalisation per group. None: normalisation per group.
+    Replaces the normalisation per group; rloo and gdpo still compare them within a group. None: normalisation per
+    group.
     """
 
     # A judge or reward model on separate engines.

@@ -9,7 +9,7 @@ from typing import get_args, get_origin
 
 from hydra.errors import HydraException
 
-from rlscale.config.errors import corrected_text, default_fix
+from rlscale.config.errors import corrected_text, default_fix, quoted
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.keys import Key
 from rlscale.config.schema import type_problem
@@ -103,14 +103,6 @@ def _list_candidates(value: str, *, of_strings: bool) -> list[str]:
     # A number is no text for every key, so the last candidate has all entries in quotes.
     texts = [quoted(entry.strip(_QUOTES)) for entry in entries]
     return [plain, f"[{','.join(in_quotes)}]", f"[{','.join(texts)}]"]
-
-
-def quoted(value: str) -> str:
-    """The value in quotes. In Hydra a backslash is an escape only in front of a quote."""
-    # Double the backslashes in front of a quote, and those at the end, which precede the closing quote.
-    escaped = re.sub(r'(\\*)"', lambda found: found.group(1) * 2 + '\\"', value)
-    escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
-    return f'"{escaped}"'
 
 
 def _split(text: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_source(text: str, *, config_dir: Path | None = None) -> ConfigSource:
 
     Raises: ConfigError when it is none of these, or invalid.
     """
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     file = path / CONFIG_FILE if path.is_dir() else path
     if file.is_file():
         return ConfigSource(name=text, values=_read_file(file))

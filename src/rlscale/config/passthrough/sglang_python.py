@@ -63,7 +63,7 @@ def find_python(given: str | None) -> Path:
     None: this interpreter if it has SGLang, else `.venv-sglang` of the repository if it exists.
     """
     if given is not None:
-        return Path(given).expanduser().absolute()
+        return Path(os.path.expanduser(given)).absolute()
     made = _CHECKOUT / ".venv-sglang" / "bin" / "python"
     # find_spec locates SGLang without importing it, which would take seconds.
     if importlib.util.find_spec("sglang") is None and made.exists():

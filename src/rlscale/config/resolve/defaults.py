@@ -5,6 +5,7 @@ Imports neither torch nor Ray: CUDA is detected by the NVIDIA driver.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
@@ -24,6 +25,7 @@ from rlscale.config.resolve.derived import (
 )
 from rlscale.config.resolve.draft import Derived, Draft
 from rlscale.config.rules import (
+    OUTPUTS,
     attaches,
     num_gpus_per_node,
     opens_gpu_memory,
@@ -200,6 +202,13 @@ def _set_evaluation(draft: Draft) -> None:
     draft.fill("eval.max_response_len", rollout.max_response_len, "rollout.max_response_len")
 
 
+def _expand_home(draft: Draft) -> None:
+    """Expands `~` in files and folders that the run writes; those that it reads are expanded where they are read."""
+    for key in OUTPUTS:
+        if str(given := draft.get(key)).startswith("~"):
+            draft.replace(key, os.path.expanduser(given), "~ is the home folder")
+
+
 def _set_debug(draft: Draft) -> None:
     debug = draft.config.debug
     if debug.load_rollout_data is not None:
@@ -223,6 +232,7 @@ def _set_run(draft: Draft) -> None:
 
 
 STEPS = (
+    _expand_home,
     _set_model,
     _set_num_epoch,
     _set_batch,

@@ -12,6 +12,7 @@ file without `eval` around it, values like `${oc.env:HOME}`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -76,7 +77,7 @@ class EvalFileSet(ConfigGroup):
 
     # Sampling beyond that of the group `eval`.
     stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     repetition_penalty: Annotated[float | None, Field(gt=0)] = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
@@ -152,7 +153,7 @@ def _read_body(path: str) -> Mapping[str, Any]:
     """The mapping with `datasets`: the value of `eval`, or the whole file."""
     try:
         # Like slime: OmegaConf resolves `${...}`, and rejects a key that is given twice.
-        loaded = OmegaConf.load(Path(path).expanduser())
+        loaded = OmegaConf.load(Path(os.path.expanduser(path)))
         content: Any = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         raise _error("name a readable YAML file", path, " ".join(str(error).split())) from error

@@ -68,6 +68,7 @@ from rlscale.config.rules.conditions import (
     uses_router,
     uses_sglang_router,
 )
+from rlscale.config.rules.debug import OUTPUTS
 from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
@@ -79,6 +80,7 @@ from rlscale.errors import Problem
 __all__ = [
     "IGNORED",
     "MODULES",
+    "OUTPUTS",
     "RULES",
     "IgnoredKey",
     "Rule",

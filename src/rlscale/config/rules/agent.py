@@ -71,7 +71,10 @@ def one_key_generates_trajectories(config: RunConfig) -> list[Problem]:
     if len(given) < 2:
         return []
     first, path = (next(name for name in names if attrgetter(name)(config) is not None) for names in given[:2])
-    fix = f"remove one of {', '.join(name for names in given for name in names)}"
+    alternatives = (
+        " ".join(f"{name}=null" for name in names if attrgetter(name)(config) is not None) for names in given
+    )
+    fix = f"keep one of them: set {' or '.join(alternatives)}"
     return [Problem(path=path, rule=f"be null with {first}", value=show(attrgetter(path)(config)), fix=fix)]
 
 

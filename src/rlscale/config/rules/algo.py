@@ -37,11 +37,18 @@ def _uses_estimator(algo: AlgoConfig) -> bool:
     return algo.custom_advantage_function_path is None and compares_policies(algo)
 
 
+def _centres_rewards(config: RunConfig) -> bool:
+    """Whether rewards are compared within a group; `reward.post_process_path` replaces `algo.rewards_normalization`."""
+    algo = config.algo
+    is_replaced = config.reward.post_process_path is not None and algo.advantage_estimator not in ALWAYS_CENTRED
+    return centres_rewards(algo) and not is_replaced
+
+
 @rule
 def group_baseline_needs_two_samples(config: RunConfig) -> list[Problem]:
     """In a group of one sample, a reward minus the mean of its group is 0, and rloo has no other sample."""
     algo, name = config.algo, config.algo.advantage_estimator
-    if not centres_rewards(algo) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
+    if not _centres_rewards(config) or config.batch.n_samples_per_prompt > 1 or not _uses_estimator(algo):
         return []
     if uses_teacher(algo) and name not in ALWAYS_CENTRED:
         return []  # its logprobs are added to the advantages
@@ -398,7 +405,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=_algo("baseline"),
-        when=lambda config: centres_rewards(config.algo),
+        when=lambda config: _uses_estimator(config.algo) and _centres_rewards(config),
         why="algo.advantage_estimator compares rewards within a group, where a constant cancels",
     ),
     IgnoredKey(
@@ -458,7 +465,9 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=_algo("rewards_normalization", "grpo_std_normalization", "scale_rewards"),
-        when=lambda config: config.reward.post_process_path is not None,
+        when=lambda config: (
+            config.reward.post_process_path is not None and config.algo.advantage_estimator != AdvantageEstimator.gdpo
+        ),
         why="reward.post_process_path is set and takes precedence",
     ),
     IgnoredKey(

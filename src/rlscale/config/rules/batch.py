@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from rlscale.config.errors import show
 from rlscale.config.groups.data import prompt_paths
 from rlscale.config.rules.conditions import num_trainer_ranks, only_evaluates, ranks_per_model, samples_per_step
+from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -55,11 +58,11 @@ def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
 def _nearest_sizes(path: str, divisor: int, samples: int, group_size: int) -> str:
     """Suggests the divisors of `samples` next to `divisor`, and the numbers of prompts that `divisor` divides."""
     # The largest divisor below the value, and the smallest above it.
-    divisors = [number for number in range(1, samples + 1) if samples % number == 0]
-    near = [max(number for number in divisors if number < divisor)]
-    near += [number for number in divisors if number > divisor][:1]
+    known = divisors(samples)
+    near = [number for number in known if number < divisor][-1:]
+    near += [number for number in known if number > divisor][:1]
     # The smallest number of prompts whose samples are a multiple of the divisor; its multiples are too.
-    step = next(number for number in range(1, divisor + 1) if number * group_size % divisor == 0)
+    step = divisor // math.gcd(divisor, group_size)
     # Round the number of prompts down to a multiple of the step.
     below = samples // group_size // step * step
     prompts = [number for number in (below, below + step) if number]
@@ -71,7 +74,8 @@ def _nearest_sizes(path: str, divisor: int, samples: int, group_size: int) -> st
 def every_rank_has_a_sample(config: RunConfig) -> list[Problem]:
     cluster, shared, size = config.cluster, ranks_per_model(config), samples_per_step(config)
     ranks = num_trainer_ranks(config) // shared
-    if size >= ranks:
+    # More steps than samples leave none; another rule reports it.
+    if size >= ranks or size == 0:
         return []
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"

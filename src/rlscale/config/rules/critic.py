@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import AdvantageEstimator, uses_critic
 from rlscale.config.rules.conditions import has_critic_ranks, num_critic_ranks, ranks_per_model, samples_per_step
+from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -40,7 +41,7 @@ def batch_divides_among_critic_ranks(config: RunConfig) -> list[Problem]:
         return []
     parts = ranks // shared
     # The largest number of parts that divides the samples and is not above the present one.
-    fewer = max(number for number in range(1, parts + 1) if size % number == 0)
+    fewer = max(number for number in divisors(size) if number <= parts)
     rule = f"make the number of data-parallel critic ranks a divisor of {size}, the samples of an optimiser step"
     fix = f"set it and cluster.critic_num_nodes for {fewer * shared} ranks, or change batch.global_batch_size"
     value = f"{parts} data-parallel ranks"

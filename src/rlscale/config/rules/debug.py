@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from operator import attrgetter
+
 from rlscale.config.addresses import advise_url, public_url
 from rlscale.config.errors import show
 from rlscale.config.groups.logging import WandbMode
@@ -41,12 +44,15 @@ def rollout_only_excludes_sft(config: RunConfig) -> list[Problem]:
 
 @rule
 def profiled_rollouts_are_in_the_run(config: RunConfig) -> list[Problem]:
-    given, number = config.debug.profile_rollouts, config.data.num_rollout
+    path, given, number = "debug.profile_rollouts", config.debug.profile_rollouts, config.data.num_rollout
+    if given and min(given) < 0:
+        fix = "write numbers of rollouts, which count from 0"
+        return [Problem(path=path, rule="contain numbers from 0", value=show(given), fix=fix)]
     # Nothing is profiled in a run that only evaluates or generates; a warning says so.
     if not given or not number or config.debug.rollout_only or max(given) < number:
         return []
     rule, fix = f"be below data.num_rollout={number}", f"the last rollout is {number - 1}; write numbers up to it"
-    return [Problem(path="debug.profile_rollouts", rule=rule, value=show(given), fix=fix)]
+    return [Problem(path=path, rule=rule, value=show(given), fix=fix)]
 
 
 @rule
@@ -67,6 +73,34 @@ def dump_files_are_templates(config: RunConfig) -> list[Problem]:
         Problem(path=path, rule="contain {rollout_id}", value=value, fix=fix)
         for path, value in given.items()
         if value is not None and "{rollout_id}" not in value
+    ]
+
+
+OUTPUTS = (
+    "run.dir",
+    "checkpoint.save",
+    "checkpoint.save_hf",
+    "critic.save",
+    "debug.dump_details",
+    "debug.load_rollout_data",
+    "debug.memory_snapshot_dir",
+    "debug.profile_dir",
+    "debug.save_rollout_data",
+    "debug.save_train_data",
+    "train.weight_folder",
+)
+"""Keys of the files and folders that a run writes, and of dumps that it reads; `~` in them is the home folder."""
+
+
+@rule
+def home_folders_exist(config: RunConfig) -> list[Problem]:
+    """`~name` is the home folder of that user. Files that a run reads are searched for anyway."""
+    given = {path: str(attrgetter(path)(config)) for path in OUTPUTS}
+    rule, fix = "begin with the home folder of a user of this machine", "write the full path, or ~/ for your own"
+    return [
+        Problem(path=path, rule=rule, value=value, fix=fix)
+        for path, value in given.items()
+        if value.startswith("~") and os.path.expanduser(value) == value
     ]
 
 

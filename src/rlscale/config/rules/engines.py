@@ -61,6 +61,16 @@ def engine_returns_routes(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def cuda_graphs_have_batch_sizes(config: RunConfig) -> list[Problem]:
+    """A server would end when it captures a graph for any other size."""
+    is_used, sizes = config.rollout.engine == EngineKind.sglang, config.sglang.cuda_graph_bs
+    if not is_used or sizes is None or (sizes and min(sizes) > 0):
+        return []
+    fix = "remove it, or write sizes such as [1,2,4,8]"
+    return [Problem(path="sglang.cuda_graph_bs", rule="contain numbers above 0", value=show(sizes), fix=fix)]
+
+
+@rule
 def sglang_supports_tied_embeddings(config: RunConfig) -> list[Problem]:
     """The weight sync sends a tied embedding once, so a separate output layer of SGLang would get no weights."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
@@ -69,7 +79,9 @@ def sglang_supports_tied_embeddings(config: RunConfig) -> list[Problem]:
     if not find_family(family).sglang_unties or not architecture_field(config.model, "tie_word_embeddings"):
         return []
     rule = f"be false with rollout.engine=sglang and model.model_type={family}"
-    fix = "use another engine; SGLang does not tie embedding and output layer in this family"
+    # The embedded engine ties them, but does not support every family.
+    fix = "choose rollout=embedded" if find_family(family).embedded else "set it to false"
+    fix += "; SGLang does not tie embedding and output layer in this family"
     return [Problem(path="model.tie_word_embeddings", rule=rule, value="true", fix=fix)]
 
 

@@ -153,16 +153,18 @@ def judge_prompt_has_the_response(config: RunConfig) -> list[Problem]:
     if not judged_keys(config) or not uses_engines(config):
         return []
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
+        parts = [part for part in string.Formatter().parse(prompt) if part[1] is not None]
     except ValueError as error:
         fix = f"write {{{{ and }}}} for braces ({error})"
         return [Problem(path=path, rule="be a template", value=show(prompt), fix=fix)]
-    unknown = sorted(names - set(PLACEHOLDERS))
+    # Formats and conversions, such as {response:d}, would fail at the first answer.
+    texts = {f"{name}{'!' if mark else ''}{mark or ''}{':' if form else ''}{form}" for _, name, form, mark in parts}
+    unknown = sorted(texts - set(PLACEHOLDERS))
     if unknown:
         rule = "have only the placeholders {prompt}, {response} and {label}"
         fix = "write {{ and }} for braces"
         return [Problem(path=path, rule=rule, value=f"{{{unknown[0]}}}", fix=fix)]
-    if "response" in names:
+    if "response" in texts:
         return []
     return [Problem(path=path, rule="have the placeholder {response}", value=show(prompt), fix="add it")]
 

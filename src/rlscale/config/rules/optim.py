@@ -15,7 +15,7 @@ def one_warmup(config: RunConfig) -> list[Problem]:
     optim = config.optim
     if optim.lr_warmup_iters == 0 or not optim.warmup_ratio:
         return []
-    rule, fix = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}", "keep one of them"
+    rule, fix = f"be 0 with optim.warmup_ratio={optim.warmup_ratio:g}", "set it to 0, or optim.warmup_ratio=null"
     return [Problem(path="optim.lr_warmup_iters", rule=rule, value=show(optim.lr_warmup_iters), fix=fix)]
 
 

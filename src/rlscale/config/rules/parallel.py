@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 
 from rlscale.config.errors import show
@@ -76,12 +77,25 @@ def batch_divides_among_ranks(config: RunConfig) -> list[Problem]:
     product = f"cluster.actor_num_nodes={cluster.actor_num_nodes} * "
     product += f"cluster.actor_num_gpus_per_node={cluster.actor_num_gpus_per_node}"
     product += f" / {shared} ranks per model = {parts}" if shared > 1 else f" = {parts}"
-    # The multiples of the number of ranks around the batch size.
-    near = [number for number in (size // parts * parts, size // parts * parts + parts) if number]
-    sizes = " or ".join(f"batch.global_batch_size={number}" for number in near)
-    fix = f"nearest are {sizes}, or {nearest_divisor(size, parts)} data-parallel ranks"
+    fix = f"{_fitting_sizes(config, parts)}, or use {nearest_divisor(size, parts)} data-parallel ranks"
     rule = f"be a multiple of the number of data-parallel ranks, {product}"
     return [Problem(path="batch.global_batch_size", rule=rule, value=show(size), fix=fix)]
+
+
+def _fitting_sizes(config: RunConfig, parts: int) -> str:
+    """Sizes of an optimiser step that a number of ranks divides and that divide the samples of a rollout."""
+    batch, size = config.batch, samples_per_step(config)
+    samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    fitting = [number for number in divisors(samples) if number % parts == 0]
+    near = [number for number in fitting if number < size][-1:] + [number for number in fitting if number > size][:1]
+    if near:
+        return f"set {' or '.join(f'batch.global_batch_size={number}' for number in near)}"
+    # The prompts of as many steps, of which every rank gets the same number of samples.
+    steps = max(1, samples // size)
+    unit = parts * steps // math.gcd(parts * steps, batch.n_samples_per_prompt)
+    prompts = batch.rollout_batch_size // unit * unit or unit
+    size = prompts * batch.n_samples_per_prompt // steps
+    return f"set batch.rollout_batch_size={prompts} and batch.global_batch_size={size}"
 
 
 @rule
@@ -125,24 +139,29 @@ def pipeline_parallel_divides_layers(config: RunConfig) -> list[Problem]:
 def expert_parallel_divides_experts_and_ranks(config: RunConfig) -> list[Problem]:
     """Each rank of an expert-parallel group, within one pipeline stage, has the same number of experts."""
     megatron, model = config.megatron, config.model
-    size = megatron.expert_model_parallel_size
-    if not uses_megatron(config) or size == 1:
+    size, given = megatron.expert_model_parallel_size, megatron.core_args.get("expert_tensor_parallel_size")
+    if not uses_megatron(config) or (size == 1 and not given):
         return []
-    path, problems = "megatron.expert_model_parallel_size", []
-    if model.num_experts is None and model.num_layers is not None:
-        rule, fix = "be 1 for a model without experts", "remove it"
-        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
-    if model.num_experts is not None and model.num_experts % size:
-        fix = f"set it to {nearest_divisor(model.num_experts, size)}"
-        rule = f"divide model.num_experts={model.num_experts}"
-        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
-    # Expert parallelism divides the ranks of one pipeline stage.
+    path, experts = "megatron.expert_model_parallel_size", model.num_experts
+    if size > 1 and experts is None and model.num_layers is not None:
+        return [Problem(path=path, rule="be 1 for a model without experts", value=show(size), fix="remove it")]
     stage, odd = divmod(num_trainer_ranks(config), megatron.pipeline_model_parallel_size)
-    within = int(megatron.core_args.get("expert_tensor_parallel_size") or 1)
-    if not odd and stage % (size * within):
+    # Megatron-core shards each expert over the tensor-parallel ranks where no other size is set.
+    within = int(given or megatron.tensor_model_parallel_size)
+    if given and not odd and stage % within:
+        rule, fix = f"divide the {stage} ranks of a pipeline stage", f"set it to {nearest_divisor(stage, within)}"
+        return [Problem(path="megatron.expert_tensor_parallel_size", rule=rule, value=show(within), fix=fix)]
+    # Of a stage that other sizes do not divide, another rule reports the problem.
+    groups = 0 if odd or stage % within else stage // within
+    fix = f"set it to {nearest_divisor(math.gcd(groups, experts or 0) or 1, size)}"
+    problems = []
+    if experts is not None and experts % size:
+        rule = f"divide model.num_experts={experts}"
+        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
+    if groups and groups % size:
         rule = f"divide the {stage} ranks of a pipeline stage"
         rule += f", times megatron.expert_tensor_parallel_size={within}" if within > 1 else ""
-        fix = f"set it to {nearest_divisor(stage, size)}"
+        fix += ", or set megatron.expert_tensor_parallel_size=1" if within > 1 and stage % size == 0 else ""
         problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
     return problems
 
@@ -185,7 +204,7 @@ def check_head_division(config: RunConfig, path: str, size: int, *, units: int =
     rule = rule if units == 1 else f"be {units} times {times}"
     allowed = [
         n
-        for n in range(1, (heads or kv_heads or 1) + 1)
+        for n in divisors(heads or kv_heads or 1)
         if (heads or n) % n == 0 and (kv_heads is None or kv_heads % n == 0 or n % kv_heads == 0)
     ]
     nearest = min(allowed, key=lambda n: (abs(n - size), n))
@@ -194,4 +213,13 @@ def check_head_division(config: RunConfig, path: str, size: int, *, units: int =
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+    return min(divisors(number), key=lambda d: (abs(d - wanted), d))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a number in ascending order; of a number above 10^12 only those below 10^6 and their partners.
+
+    A number that was typed wrong can be any, and an error must not take minutes.
+    """
+    small = [d for d in range(1, min(math.isqrt(number), 1_000_000) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

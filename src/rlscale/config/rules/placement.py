@@ -21,6 +21,7 @@ from rlscale.config.rules.conditions import (
     uses_external_engines,
     uses_router,
 )
+from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -107,7 +108,7 @@ def engines_fit_nodes(config: RunConfig) -> list[Problem]:
     fits = size % node == 0 if size > node else total <= node or node % size == 0
     if fits or not uses_engines(config) or config.rollout.engine != EngineKind.sglang:
         return []
-    smaller = max(number for number in range(1, node + 1) if node % number == 0 and number <= size)
+    smaller = max(number for number in divisors(node) if number <= size)
     # The nearest sizes that fit: a divisor of a node, and whole nodes rounded up.
     near = (smaller, -(-size // node) * node)
     rule = f"divide cluster.num_gpus_per_node={node}, or be a multiple of it"
@@ -134,7 +135,9 @@ def offloaded_engines_are_synchronous(config: RunConfig) -> list[Problem]:
     if not offloads_engines(config) or config.cluster.colocate:
         return []
     rule = "be 0 with cluster.offload_rollout"
-    fix = "set it to 0, or cluster.offload_rollout=false; offloaded engines cannot generate ahead"
+    # cluster.offload sets both keys, so that one of them cannot be false.
+    cause = "offload" if config.cluster.offload else "offload_rollout"
+    fix = f"set it to 0, or cluster.{cause}=false; offloaded engines cannot generate ahead"
     staleness = config.rollout.max_staleness
     return [Problem(path="rollout.max_staleness", rule=rule, value=show(staleness), fix=fix)] if staleness else []
 
@@ -185,7 +188,7 @@ def _check_pipeline_size(config: RunConfig) -> list[Problem]:
         return []
     rule = f"be a positive divisor of cluster.rollout_num_gpus_per_engine={size}"
     # The largest divisor of the GPUs that is not above the number of stages.
-    nearest = max(number for number in range(1, size + 1) if size % number == 0 and number <= max(stages, 1))
+    nearest = max(number for number in divisors(size) if number <= max(stages, 1))
     return [Problem(path="sglang.pp_size", rule=rule, value=show(stages), fix=f"set it to {nearest}")]
 
 

@@ -11,6 +11,7 @@ from rlscale.config.groups.sampling import GenerateIsolation
 from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
 from rlscale.config.rules.conditions import is_sft, overlaps, uses_engines
+from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -30,6 +31,17 @@ def stop_strings_are_valid(config: RunConfig) -> list[Problem]:
         rule = f"have at most {MAX_STOP_STRINGS} entries"
         return [Problem(path="rollout.stop", rule=rule, value=str(len(strings)), fix="keep the most likely ones")]
     return []
+
+
+@rule
+def stop_token_ids_are_tokens(config: RunConfig) -> list[Problem]:
+    """No model samples another id, and the embedded engine would count a negative one from the end."""
+    path, size = "rollout.stop_token_ids", architecture_field(config.model, "vocab_size")
+    wrong = [each for each in config.rollout.stop_token_ids or () if each < 0 or (size is not None and each >= size)]
+    if not wrong:
+        return []
+    rule = "contain ids from 0" if size is None else f"contain ids from 0 to {size - 1}, below model.vocab_size={size}"
+    return [Problem(path=path, rule=rule, value=show(wrong[0]), fix="write ids of the tokenizer, or remove it")]
 
 
 @rule

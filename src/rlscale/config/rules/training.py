@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from rlscale.architectures.family import find_family
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.groups.cluster import Device
@@ -20,6 +21,7 @@ from rlscale.config.rules.conditions import (
     uses_external_engines,
     uses_megatron,
 )
+from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -179,7 +181,10 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
         add("rollout.deterministic", "be true", "false", "remove it")
     if rollout.engine == EngineKind.sglang or uses_external_engines(config):
         engine = EngineKind.external if uses_external_engines(config) else rollout.engine
+        family = architecture_field(config.model, "model_type")
         fix = "choose rollout=embedded; only its kernels can run in the trainer"
+        if family is not None and not find_family(family).embedded:
+            fix = f"set train.true_on_policy_mode=false; the embedded engine does not support model.model_type={family}"
         add("rollout.engine", "be embedded", str(engine), fix)
     if config.train.backend == TrainBackendName.fsdp and config.fsdp.context_parallel_size > 1:
         size = show(config.fsdp.context_parallel_size)

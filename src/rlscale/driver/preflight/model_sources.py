@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def check_start(config: RunConfig) -> list[Problem]:
         return problems
     if is_bare_weights(load):
         return _check_bare_weights("checkpoint.load", load, config.train.backend)
-    folder = Path(load).expanduser()
+    folder = Path(os.path.expanduser(load))
     if not CheckpointStore.has_checkpoint(folder) and not CheckpointStore.is_leftover(folder):
         rule = "name a Hugging Face folder, a checkpoint of a run or a folder in Megatron-core's format (torch_dist)"
         fix = "it has no config.json, no checkpoint.json and no torch_dist/metadata.json; check the path"
@@ -124,7 +125,7 @@ def check_adapters(config: RunConfig) -> list[Problem]:
     if lora.load is None or not lora.rank or config.debug.rollout_only:
         return []
     names = ("adapter_config.json", "adapter_model.safetensors")
-    folder = Path(lora.load)
+    folder = Path(os.path.expanduser(lora.load))
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
         return []
@@ -136,7 +137,7 @@ def starting_folder(config: RunConfig) -> Path | None:
     """The folder with configuration and tokenizer of the starting model; None: it is built, or not on this machine."""
     load = config.checkpoint.load
     if load is not None and is_hf_folder(load):
-        return Path(load).expanduser()
+        return Path(os.path.expanduser(load))
     return None if config.model.build is not None else local_model_folder(config.model.hf_checkpoint)
 
 
@@ -232,7 +233,7 @@ def _check_bare_weights(key: str, path: str, backend: TrainBackendName) -> list[
 
 
 def _check_folder(key: str, path: str | None) -> list[Problem]:
-    if path is None or Path(path).expanduser().is_dir():
+    if path is None or Path(os.path.expanduser(path)).is_dir():
         return []
     return [Problem(path=key, rule="name a folder that exists", value=path, fix="check the path")]
 
@@ -246,5 +247,5 @@ def _check_model(key: str, config: ModelConfig, checkpoint: str | None) -> list[
     except ConfigError as error:
         # Only the problem of the path gets this key; a problem of a model field keeps the name of the field.
         return [replace(each, path=key) if each.path == _POLICY else each for each in error.problems]
-    is_folder = looks_like_path(checkpoint) or Path(checkpoint).expanduser().exists()
+    is_folder = looks_like_path(checkpoint) or Path(os.path.expanduser(checkpoint)).exists()
     return [] if is_folder else check_offline(checkpoint, name=key)

@@ -54,7 +54,7 @@ def check_output_folders(config: RunConfig) -> list[Problem]:
         "debug.save_rollout_data": debug.save_rollout_data,
         "debug.save_train_data": debug.save_train_data,
     }
-    paths = {key: Path(folder).expanduser() for key, folder in folders.items() if folder is not None}
+    paths = {key: Path(os.path.expanduser(folder)) for key, folder in folders.items() if folder is not None}
     paths |= {key: Path(given.split("{")[0] + "x").parent for key, given in templates.items() if given is not None}
     if config.model.build is not None or config.model.warmup_experiment is not None:
         paths["model.cache_dir"] = cache_root(config.model.cache_dir)
@@ -101,7 +101,7 @@ def check_disk_space(config: RunConfig) -> list[Problem]:
 
 def _free_bytes(given: str) -> int:
     """Free bytes of the disk of a folder, which may not exist yet."""
-    folder = Path(given).expanduser().absolute()
+    folder = Path(os.path.expanduser(given)).absolute()
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlscale.engines.client.generate_messages import parse_generation
 from rlscale.engines.middleware_router.radix_tree import PROMPT_VERSION, CachedTokens, Entry, RadixTree, collect_tokens
-from rlscale.engines.middleware_router.router_app import MiddlewareRouter
+from rlscale.engines.middleware_router.router_app import CLIENT_CLOSED, MiddlewareRouter
 from rlscale.errors import EngineError
 from rlscale.models.hf_models import load_tokenizer
 from rlscale.types import Generation, SamplingParams
@@ -72,7 +72,11 @@ class RadixTreeMiddleware:
         if scope["type"] != "http" or scope["path"] != "/generate":
             await self._app(scope, receive, send)
             return
-        body = await Request(scope, receive).body()
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
+            return
         prompt, sent = self._replace_text(body)
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(sent)).encode())]}

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -121,7 +121,10 @@ class MiddlewareRouter:
         }
 
     async def _forward(self, request: Request) -> Response:
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED)
         query = f"?{request.url.query}" if request.url.query else ""
         key = request.headers.get(ROUTING_KEY) or _session_of(body)
         call = Call(
@@ -163,12 +166,17 @@ class _Stream(StreamingResponse):
 
 
 class _RequireKey:
-    """Refuses requests without the key, before any middleware of a user. `/health` needs none."""
+    """Refuses requests without the key, before any middleware of a user; `/health` needs none. Also those of web pages,
+    which a browser sends to loopback, too.
+    """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
         self._app, self._expected = app, None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"origin" in dict(scope["headers"]):
+            await _failure(403, "requests of web pages are refused")(scope, receive, send)
+            return
         if scope["type"] == "http" and self._expected is not None and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):

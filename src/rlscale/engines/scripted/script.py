@@ -10,6 +10,7 @@ is given that is not in the text yet, so that a row is a conversation of several
 import importlib
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def load_script(path: str) -> Script:
         ConfigError: there is none, or it has another form.
     """
     if path.endswith(".jsonl"):
-        return _read_file(Path(path).expanduser())
+        return _read_file(Path(os.path.expanduser(path)))
     return _import_function(path)
 
 

@@ -163,11 +163,15 @@ def build_app(service: EngineService, *, api_key: str | None = None) -> web.Appl
 def _require_key(api_key: str | None) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A browser sends requests of any page to loopback, too, where a server may have no key.
+        if "Origin" in request.headers:
+            return web.json_response({"error": {"message": "requests of web pages are refused"}}, status=403)
         if api_key is not None and request.path != "/health":
             # Anthropic's clients send the key in another header.
             other = request.headers.get("x-api-key")
             given = request.headers.get("Authorization", "" if other is None else f"Bearer {other}")
-            if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+            # A header may have bytes that are no UTF-8.
+            if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {api_key}".encode()):
                 return web.json_response({"error": {"message": "Unauthorized"}}, status=401)
         return await handler(request)
 
@@ -432,7 +436,7 @@ class _Handlers:
 
 def _tags(body: Mapping[str, Any]) -> list[str]:
     tags: list[str] = _get(body, "tags", list, []) or list(MEMORY_TAGS)
-    if not set(tags) <= set(MEMORY_TAGS):
+    if not all(tag in MEMORY_TAGS for tag in tags):
         raise BadRequest("tags", f"be among {', '.join(MEMORY_TAGS)}", tags)
     return tags
 
@@ -453,7 +457,7 @@ def _version(body: Mapping[str, Any]) -> str | None:
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
         body = await request.json()
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as e:
         raise BadRequest("body", "be JSON", str(e)) from e
     if not isinstance(body, Mapping):
         raise BadRequest("body", "be a JSON object", body)

@@ -272,7 +272,7 @@ def _prompts(body: Mapping[str, Any], encode: Callable[[str], list[int]] | None)
             raise BadRequest("text", "be replaced by input_ids: this server has no tokenizer", text)
         texts: list[Any] = text if isinstance(text, list) else [text]
         for i, one in enumerate(texts):
-            if not isinstance(one, str):
+            if not isinstance(one, str) or not _is_unicode(one):
                 raise BadRequest(f"text[{i}]", "be a string", one)
         return [tuple(encode(one)) for one in texts], isinstance(text, list)
     if not isinstance(ids, list) or not ids:
@@ -404,11 +404,20 @@ def _parse_sampling(raw: Any) -> tuple[SamplingParams, int]:
 def _stop_strings(value: Any) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
     # Every text contains the empty string: the answer would end before its first token.
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+    if not isinstance(strings, list) or not all(isinstance(s, str) and s and _is_unicode(s) for s in strings):
         raise BadRequest("sampling_params.stop", "be a non-empty string or a list of them", value)
     if len(strings) > MAX_STOP_STRINGS:
         raise BadRequest("sampling_params.stop", f"have at most {MAX_STOP_STRINGS} entries", len(strings))
     return tuple(strings)
+
+
+def _is_unicode(text: str) -> bool:
+    """False for half of a surrogate pair, which has no tokens: one in a stop string would fail the whole batch."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stop_ids(value: Any) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ import signal
 
 from aiohttp import web
 
+from rlscale.engines.launch import join_host_port
+
 API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 # A pooled connection of a client outlives any pause between two rollouts.
 KEEPALIVE_S = 3600.0
@@ -29,7 +31,7 @@ class Server:
     @property
     def url(self) -> str:
         assert self._runner is not None and self._runner.addresses, "the server is not started"
-        return f"http://{self._host}:{self._runner.addresses[0][1]}"
+        return f"http://{join_host_port(self._host, self._runner.addresses[0][1])}"
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlscale.config import RouterConfig
 from rlscale.config.passthrough.sglang_python import foreign_environment
+from rlscale.engines.launch import join_host_port
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
@@ -89,7 +90,9 @@ class RouterLaunch:
     ) -> tuple[EngineAddress, "RouterProcess"]:
         """Address and (not yet started) process of the router, on this machine, where it listens at `host`."""
         port = reserve_port(host)
-        address = EngineAddress(name=NAME, url=f"http://{host}:{port}", num_ranks=0, api_key=self.api_key)
+        address = EngineAddress(
+            name=NAME, url=f"http://{join_host_port(host, port)}", num_ranks=0, api_key=self.api_key
+        )
         log_folder.mkdir(parents=True, exist_ok=True)
         file = log_folder / "router_arguments.json"
         arguments = self.arguments(host, port, [worker.url for worker in workers])

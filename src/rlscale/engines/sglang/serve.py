@@ -37,7 +37,11 @@ def redact_in_logs(secret: str) -> None:
 
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
-        record.msg, record.args = record.getMessage().replace(secret, "<redacted>"), ()
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError, KeyError):  # values that do not fit the text, which logging would only report
+            message = str(record.msg)
+        record.msg, record.args = message.replace(secret, "<redacted>"), ()
         return record
 
     logging.setLogRecordFactory(make_redacted)

@@ -57,22 +57,28 @@ def non_finite_warnings(records: Sequence[Row]) -> list[str]:
     return [f"not a finite number, of {len(records)} records: {'; '.join(each)}"]
 
 
-def phase_seconds(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds of each phase by step, the remainder of the step as `other`, and the sums over the run."""
-    columns, steps = metrics["columns"], metrics["steps"]
-    step_s = columns.get("time/step_s", [None] * len(steps))
-    rows = [i for i in range(len(steps)) if step_s[i] is not None]
-    phases = {name: [columns.get(f"time/{name}_s", step_s)[i] or 0.0 for i in rows] for name in PHASES}
-    phases = {name: values for name, values in phases.items() if f"time/{name}_s" in columns}
+def phase_seconds(records: Sequence[Row]) -> dict[str, Any]:
+    """Seconds of each phase by step, the remainder of the step as `other`, and the sums over the run.
+
+    In long runs each point is the mean of several steps, as in `metric_columns`.
+    """
+    rows = [(step, row) for step, row in _by_step(records) if row.get("time/step_s") is not None]
+    step_s = [row["time/step_s"] or 0.0 for _, row in rows]
+    names = [name for name in PHASES if any(f"time/{name}_s" in row for _, row in rows)]
+    # A step without a phase counts as 0 seconds of it: most steps have no evaluation and no save.
+    phases = {name: [row.get(f"time/{name}_s") or 0.0 for _, row in rows] for name in names}
     # Phases overlap in asynchronous runs, so their sum may exceed the step.
-    phases["other"] = [
-        max(0.0, step_s[row] - sum(values[i] for values in phases.values())) for i, row in enumerate(rows)
-    ]
+    phases["other"] = [max(0.0, whole - sum(parts)) for whole, *parts in zip(step_s, *phases.values(), strict=True)]
+    stride = max(1, math.ceil(len(rows) / MAX_POINTS))
+
+    def means(values: Sequence[float]) -> list[float | None]:
+        return [_mean(values[i : i + stride]) for i in range(0, len(values), stride)]
+
     return {
-        "steps": [steps[i] for i in rows],
-        "phases": phases,
-        "step": [step_s[i] for i in rows],
-        "total": {name: sum(values) * metrics["stride"] for name, values in phases.items()},
+        "steps": [step for step, _ in rows[::stride]],
+        "phases": {name: means(values) for name, values in phases.items()},
+        "step": means(step_s),
+        "total": {name: sum(values) for name, values in phases.items()},
     }
 
 

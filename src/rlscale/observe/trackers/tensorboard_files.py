@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def event_folder(config: TensorboardConfig, run_folder: Path) -> Path:
     """Folder of the event files of a run. All starts of the run use the same folder."""
     shared = config.dir or os.environ.get("TENSORBOARD_DIR")
-    folder = Path(shared).expanduser() if shared else run_folder / "tensorboard"
+    folder = Path(os.path.expanduser(shared)) if shared else run_folder / "tensorboard"
     experiment = config.experiment_name or (run_folder.name if shared else "")
     return folder / (config.project_name or "") / experiment
 

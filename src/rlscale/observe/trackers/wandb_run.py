@@ -6,6 +6,7 @@ so a rollout repeated after a resume counts once. Rows lost in a crash come from
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -45,7 +46,7 @@ class WandbSink:
         self._owns_service = wandb.run is None
         self._axis_scale = run.steps_per_rollout if config.always_use_train_step else 1
         identity = _identity(config, TrackerState(run.folder))
-        folder = Path(config.dir).expanduser() if config.dir else run.folder
+        folder = Path(os.path.expanduser(config.dir)) if config.dir else run.folder
         folder.mkdir(parents=True, exist_ok=True)
         is_offline = wandb_mode(config) == WandbMode.offline
         num_written = num_offline_rows(folder / "wandb", identity["run_id"])

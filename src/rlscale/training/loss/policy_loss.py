@@ -55,7 +55,7 @@ class PolicyLoss:
         self.reads_logits = path is not None and reads_logits(path)
         self.has_teacher = has_teacher_loss(spec.algo)
         # Without a separate pass for old logprobs, those of the first step are the old ones: no weight has changed.
-        has_old_pass = columns.old_logprobs is not None and columns.old_logprobs is not columns.rollout_logprobs
+        has_old_pass = columns.old_logprobs is not None and not spec.algo.use_rollout_logprobs
         is_first_step = step == 0 and columns.is_first_pass
         self._is_old_policy = is_first_step and not has_old_pass
         reports_entropy = spec.algo.use_rollout_entropy and columns.advantages is not None

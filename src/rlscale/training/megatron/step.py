@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import unwrap_model
+from megatron.core.utils import get_model_config, unwrap_model
 from torch import Tensor, nn
 
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
@@ -44,6 +45,9 @@ def forward_backward(
         forward_only: no gradient; the results of `loss` are ignored.
     """
     assert micros, "a step needs at least one micro-batch on every rank"
+    # Gradients are summed, see `wrap_chunks`: so each rank counts its part of a mean over all micro-batches.
+    part = 1.0 / (len(micros) * parallel_state.get_data_parallel_world_size())
+    get_model_config(chunks[0]).grad_scale_func = partial(_scale_expert_losses, factor=part)
     with torch.no_grad() if forward_only else nullcontext():
         get_forward_backward_func()(
             forward_step_func=_ForwardStep(loss),
@@ -55,6 +59,11 @@ def forward_backward(
             micro_batch_size=micros[0].input_ids.shape[0],
             forward_only=forward_only,
         )
+
+
+def _scale_expert_losses(value: Tensor, *, factor: float) -> Tensor:
+    """Scales the losses that balance experts, for which Megatron-core passes a one, and not the loss of the step."""
+    return value if value.requires_grad else value * factor
 
 
 class _ForwardStep:

@@ -5,6 +5,7 @@ A layer with weight W [out, in] acts as W + scale * B A, with A [rank, in], B [o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,7 +80,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_adapter(name))
     if lora.load is not None:
-        _load(model, Path(lora.load))
+        _load(model, Path(os.path.expanduser(lora.load)))
 
 
 @contextmanager

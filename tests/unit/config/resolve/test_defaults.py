@@ -269,3 +269,10 @@ def test_the_notes_are_returned() -> None:
 def test_dapo_selects_a_filter_unless_one_is_set(overrides: list[str], path: str | None) -> None:
     loaded = load_config_with_notes(["experiment=quickstart", *overrides])
     assert loaded.config.sampling.dynamic_filter_path == path
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config, _ = derive({"run.dir": "~/runs/a", "checkpoint.save_hf": "~/hf/{rollout_id}", "train.weight_folder": "w~"})
+    assert (config.run.dir, config.checkpoint.save) == ("/home/me/runs/a", "/home/me/runs/a/checkpoints")
+    assert (config.checkpoint.save_hf, config.train.weight_folder) == ("/home/me/hf/{rollout_id}", "w~")

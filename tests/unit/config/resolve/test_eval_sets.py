@@ -162,6 +162,7 @@ datasets:
         ({"rm_type": "maths"}, "eval.datasets[0].rm_type that must be valid"),
         ({"custom_rm_path": "nodot"}, "eval.datasets[0].custom_rm_path that must be written as package.module:name"),
         ({"stop": "{a: 1}"}, "eval.datasets[0].stop that must be valid"),
+        ({"stop_token_ids": "[-1]"}, "eval.datasets[0].stop_token_ids.0 that must be >= 0"),
         ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 that must be valid"),
         ({"metadata_overrides": "3"}, "eval.datasets[0].metadata_overrides that must be valid"),
         (

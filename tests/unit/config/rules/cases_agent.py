@@ -24,7 +24,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "one_key_generates_trajectories",
         {"agent.tools": ["a:b"], "agent.environment_path": "a:B"},
-        "agent.environment_path must be null with agent.tools",
+        "agent.environment_path must be null with agent.tools, got a:B; keep one of them: set agent.tools=null or ",
         {"agent.tools": ["a:b"]},
     ),
     (

@@ -46,6 +46,17 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "group_baseline_needs_two_samples",
+        {
+            "batch.n_samples_per_prompt": 1,
+            "algo.advantage_estimator": "rloo",
+            "reward.post_process_path": "a:b",
+        },
+        "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=rloo, got 1; all "
+        "advantages would be 0; set e.g. batch.n_samples_per_prompt=8",
+        {"batch.n_samples_per_prompt": 1, "reward.post_process_path": "a:b"},
+    ),
+    (
+        "group_baseline_needs_two_samples",
         {"batch.n_samples_per_prompt": 1, "algo.advantage_estimator": "gdpo", "algo.rewards_normalization": False},
         "batch.n_samples_per_prompt must be at least 2 with algo.advantage_estimator=gdpo, got 1; all "
         "advantages would be 0; set e.g. batch.n_samples_per_prompt=8",

@@ -165,6 +165,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"cluster.offload_train": True, "rollout.max_staleness": 1},
     ),
     (
+        # cluster.offload_rollout=false would contradict cluster.offload.
+        "offloaded_engines_are_synchronous",
+        {"cluster.offload": True, "rollout.max_staleness": 1},
+        "set it to 0, or cluster.offload=false; offloaded engines cannot generate ahead",
+        {"cluster.offload": True, "rollout.max_staleness": 0},
+    ),
+    (
         "offloaded_engines_get_full_weights",
         {"cluster.offload": True, "train.weight_channel": "delta"},
         "train.weight_channel must be process_group, shared_memory or disk with cluster.offload_rollout, got "
@@ -239,6 +246,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": True},
         "model.tie_word_embeddings must be false with rollout.engine=sglang and model.model_type=qwen3_moe, got true",
         {**SGLANG, "model.model_type": "qwen3_moe", "model.tie_word_embeddings": False},
+    ),
+    (
+        "sglang_supports_tied_embeddings",
+        {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": True},
+        "got true; set it to false; SGLang does not tie embedding and output layer in this family",
+        {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": False},
+    ),
+    (
+        "cuda_graphs_have_batch_sizes",
+        {**SGLANG, "sglang.cuda_graph_bs": [8, 0]},
+        "sglang.cuda_graph_bs must contain numbers above 0, got [8, 0]; remove it, or write sizes such as [1,2,4,8]",
+        {**SGLANG, "sglang.cuda_graph_bs": [8, 1]},
     ),
     (
         "sglang_supports_tied_embeddings",

@@ -236,6 +236,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"rollout.stop": ["a"] * 32},
     ),
     (
+        "stop_token_ids_are_tokens",
+        {"rollout.stop_token_ids": [5, -1]},
+        "rollout.stop_token_ids must contain ids from 0 to 100, below model.vocab_size=101, got -1; write ids of",
+        {"rollout.stop_token_ids": [5, 100]},
+    ),
+    (
+        "stop_token_ids_are_tokens",
+        {"rollout.stop_token_ids": [-2], "model.build": None},
+        "rollout.stop_token_ids must contain ids from 0, got -2; write ids of the tokenizer, or remove it",
+        {"rollout.stop_token_ids": [151645], "model.build": None},
+    ),
+    (
         "deterministic_sglang_excludes_min_p",
         {
             "rollout.engine": "sglang",

@@ -52,16 +52,23 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "batch_divides_among_ranks",
         {"cluster.actor_num_gpus_per_node": 3, "batch.global_batch_size": 64},
         "batch.global_batch_size must be a multiple of the number of data-parallel ranks, cluster.actor_num_nodes=1 * "
-        "cluster.actor_num_gpus_per_node=3 = 3, got 64; nearest are "
-        "batch.global_batch_size=63 or batch.global_batch_size=66, or 2 data-parallel ranks",
+        "cluster.actor_num_gpus_per_node=3 = 3, got 64; set "
+        "batch.rollout_batch_size=15 and batch.global_batch_size=60, or use 2 data-parallel ranks",
         {"cluster.actor_num_gpus_per_node": 4, "batch.global_batch_size": 64},
+    ),
+    (
+        # Multiples of 8 that divide the 256 samples of a rollout.
+        "batch_divides_among_ranks",
+        {**EIGHT_GPUS, "batch.global_batch_size": 20},
+        "got 20; set batch.global_batch_size=16 or batch.global_batch_size=32, or use 10 data-parallel ranks",
+        {**EIGHT_GPUS, "batch.global_batch_size": 16},
     ),
     (
         "batch_divides_among_ranks",
         {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 2},
         "batch.global_batch_size must be a multiple of the number of data-parallel ranks, "
         "cluster.actor_num_nodes=1 * cluster.actor_num_gpus_per_node=8 / 2 ranks per model = 4, got 6; "
-        "nearest are batch.global_batch_size=4 or batch.global_batch_size=8, or 3 data-parallel ranks",
+        "set batch.rollout_batch_size=2 and batch.global_batch_size=12, or use 3 data-parallel ranks",
         {**EIGHT_GPUS, **MEGATRON, "batch.rollout_batch_size": 1, "batch.n_samples_per_prompt": 6, TENSOR: 4},
     ),
     (
@@ -117,6 +124,34 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 8, PIPELINE: 2, "model.num_experts": 128},
         "megatron.expert_model_parallel_size must divide the 4 ranks of a pipeline stage, got 8; set it to 4",
         {**MEGATRON, **EIGHT_GPUS, EXPERTS: 4, PIPELINE: 2, "model.num_experts": 128},
+    ),
+    (
+        # 4 divides both; 8 divides the experts alone.
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, "cluster.actor_num_gpus_per_node": 28, EXPERTS: 32, "model.num_experts": 256},
+        "megatron.expert_model_parallel_size must divide the 28 ranks of a pipeline stage, got 32; set it to 4",
+        {**MEGATRON, "cluster.actor_num_gpus_per_node": 28, EXPERTS: 4, "model.num_experts": 256},
+    ),
+    (
+        # Without a size for experts, Megatron-core shards each over the tensor-parallel ranks.
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, TENSOR: 4, EXPERTS: 8, "model.num_experts": 128},
+        "divide the 8 ranks of a pipeline stage, times megatron.expert_tensor_parallel_size=4, got 8; set it to 2, or "
+        "set megatron.expert_tensor_parallel_size=1",
+        {
+            **MEGATRON,
+            **EIGHT_GPUS,
+            TENSOR: 4,
+            EXPERTS: 8,
+            "model.num_experts": 128,
+            CORE_ARGS: {"expert_tensor_parallel_size": 1},
+        },
+    ),
+    (
+        "expert_parallel_divides_experts_and_ranks",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 128, CORE_ARGS: {"expert_tensor_parallel_size": 3}},
+        "megatron.expert_tensor_parallel_size must divide the 8 ranks of a pipeline stage, got 3; set it to 2",
+        {**MEGATRON, **EIGHT_GPUS, "model.num_experts": 128, CORE_ARGS: {"expert_tensor_parallel_size": 2}},
     ),
     (
         "expert_parallel_divides_experts_and_ranks",

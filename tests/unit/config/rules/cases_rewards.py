@@ -80,6 +80,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "judge_prompt_has_the_response",
+        {**JUDGED, "reward.judge.prompt": "Rate {response:d}"},
+        "reward.judge.prompt must have only the placeholders {prompt}, {response} and {label}, got {response:d}; write",
+        {**JUDGED, "reward.judge.prompt": "Rate {response}"},
+    ),
+    (
+        "judge_prompt_has_the_response",
         {**JUDGED, "reward.judge.prompt": "Rate {prompt}"},
         "reward.judge.prompt must have the placeholder {response}, got Rate {prompt}; add it",
         {"reward.judge.prompt": "Rate {prompt}"},
@@ -395,6 +401,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"debug.profile_rollouts": [0, 500], "data.num_rollout": 20},
         "debug.profile_rollouts must be below data.num_rollout=20, got [0, 500]; the last rollout is 19; write numbers",
         {"debug.profile_rollouts": [0, 19], "data.num_rollout": 20},
+    ),
+    (
+        "profiled_rollouts_are_in_the_run",
+        {"debug.profile_rollouts": [0, -1]},
+        "debug.profile_rollouts must contain numbers from 0, got [0, -1]; write numbers of rollouts, which count",
+        {"debug.profile_rollouts": [0]},
+    ),
+    (
+        "home_folders_exist",
+        {"run.dir": "~no_such_user/runs"},
+        "run.dir must begin with the home folder of a user of this machine, got ~no_such_user/runs; write the full",
+        {"run.dir": "~/runs"},
     ),
     (
         "dump_files_differ",

@@ -185,6 +185,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"train.backend": "fsdp", **SGLANG},
     ),
     (
+        # rollout=embedded would be refused in turn.
+        "true_on_policy_mode_is_supported",
+        {**SGLANG, "train.true_on_policy_mode": True, "model.build": None, "model.model_type": "deepseek_v3"},
+        "got sglang; set train.true_on_policy_mode=false; the embedded engine does not support model.model_type=deep",
+        {**SGLANG, "model.build": None, "model.model_type": "deepseek_v3"},
+    ),
+    (
         "true_on_policy_mode_is_supported",
         {**EIGHT_GPUS, "train.true_on_policy_mode": True, "train.backend": "fsdp", "fsdp.context_parallel_size": 2},
         "fsdp.context_parallel_size must be 1 with train.true_on_policy_mode, got 2; remove it; engines do "
@@ -284,7 +291,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "one_warmup",
         {"optim.lr_warmup_iters": 5, "optim.warmup_ratio": 0.1},
-        "optim.lr_warmup_iters must be 0 with optim.warmup_ratio=0.1, got 5",
+        "optim.lr_warmup_iters must be 0 with optim.warmup_ratio=0.1, got 5; set it to 0, or optim.warmup_ratio=null",
         {"optim.lr_warmup_iters": 5},
     ),
     (

@@ -109,6 +109,18 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ),
         ("reward.batch_size", {"reward.custom_path": "a:b"}, {"reward.type": "math", "reward.url": "http://h"}),
         ("algo.rewards_normalization", {"reward.post_process_path": "a:b"}, {}),
+        (
+            "algo.grpo_std_normalization",
+            {"reward.post_process_path": "a:b"},
+            {"reward.post_process_path": "a:b", "algo.advantage_estimator": "gdpo"},
+        ),
+        ("algo.baseline", {}, {"reward.post_process_path": "a:b"}),
+        ("algo.baseline", {}, {"algo.custom_advantage_function_path": "a:b"}),
+        (
+            "algo.baseline",
+            {"reward.post_process_path": "a:b", "algo.advantage_estimator": "rloo"},
+            {"reward.post_process_path": "a:b", "algo.advantage_estimator": "grpo"},
+        ),
         ("cluster.spin_threads", {"cluster.device": "cuda"}, {"cluster.device": "cpu"}),
         ("cluster.spin_threads", {"rollout.max_staleness": 1}, {"rollout.max_staleness": 0}),
         ("rollout.function_timeout_s", {}, {"rollout.function_path": "a:b"}),

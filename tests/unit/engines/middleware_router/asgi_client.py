@@ -35,10 +35,20 @@ class AsgiClient:
     gone: asyncio.Event
 
     async def call(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None, *, raw: bytes = b""
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        *,
+        raw: bytes = b"",
+        is_cut: bool = False,
     ) -> Reply:
+        """Args:
+        is_cut: the body is not complete when the client disconnects.
+        """
         raw = raw if body is None else json.dumps(body).encode()
-        received: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+        received: list[Message] = [{"type": "http.request", "body": raw, "more_body": is_cut}]
         sent: list[Message] = []
 
         async def receive() -> Message:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,8 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rlscale.config import RouterPolicy
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.middleware_router import radix_tree_middleware
 from rlscale.engines.middleware_router.forwarding import EngineCalls
-from rlscale.engines.middleware_router.router_app import MiddlewareRouter
+from rlscale.engines.middleware_router.radix_tree_middleware import RadixTreeMiddleware
+from rlscale.engines.middleware_router.router_app import CLIENT_CLOSED, MiddlewareRouter
 from rlscale.engines.middleware_router.worker_table import WorkerTable
 from tests.unit.engines.middleware_router.asgi_client import make_router, opened
 
@@ -64,6 +68,16 @@ async def test_middlewares_see_requests_in_their_order(fakes: list[FakeServer]) 
         assert seen == ["first", "second 1"]
         with pytest.raises(ValueError, match="no such thing"):  # for the log of the server
             await client.call("POST", "/generate", BODY, {"x-fail": "1"})
+
+
+async def test_web_pages_are_refused() -> None:
+    seen.clear()
+    async with opened(make_router().build_app([First])) as client:
+        page = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+        reply = await client.call("POST", "/workers", {"url": "http://evil.example"}, page)
+        assert reply.status == 403 and "web pages" in reply.json["error"]["message"]
+        assert not (await client.call("GET", "/workers")).json["workers"]
+    assert seen == ["first"]
 
 
 async def test_a_request_without_the_key_reaches_no_middleware() -> None:
@@ -143,6 +157,19 @@ async def test_a_client_that_disconnects_ends_its_request_on_the_engine() -> Non
                 while slow.service._running:
                     await asyncio.sleep(0.01)
     assert router.calls.num_running == 0
+
+
+@pytest.mark.parametrize("middlewares", [[], [RadixTreeMiddleware]], ids=["plain", "radix_tree"])
+async def test_a_client_that_disconnects_within_its_body_is_no_error(
+    middlewares: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radix_tree_middleware, "load_tokenizer", lambda _: SimpleNamespace(all_special_ids=[]))
+    router = make_router(CLOSED)
+    router.model_path = "/model"
+    async with opened(router.build_app(middlewares)) as client:
+        client.gone.set()
+        reply = await client.call("POST", "/generate", BODY, is_cut=True)
+    assert reply.status == CLIENT_CLOSED and router.calls.num_retries == 0
 
 
 async def test_a_stream_passes_unchanged(fakes: list[FakeServer]) -> None:

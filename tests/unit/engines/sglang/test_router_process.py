@@ -11,6 +11,7 @@ from rlscale.config import load_config
 from rlscale.engines.client import http_engine
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer
+from rlscale.engines.sglang import router_process
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams
@@ -45,6 +46,13 @@ def test_a_key_is_in_no_file_and_on_no_command_line(tmp_path: Path) -> None:
     assert json.loads(written)["worker_urls"] == [worker.url for worker in WORKERS]
     assert "secret" not in written and not any("secret" in argument for argument in process.command)
     assert address.api_key == "secret" and "secret" not in repr(address)
+
+
+def test_an_address_of_ipv6_is_in_brackets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_process, "reserve_port", lambda host: 23456)  # a machine may have no IPv6
+    address, process = launch_of(api_key="secret").open(tmp_path, WORKERS, host="fd00::1")
+    assert address.url == process.url == "http://[fd00::1]:23456"
+    assert json.loads((tmp_path / "router_arguments.json").read_text())["host"] == "fd00::1"
 
 
 @pytest.fixture

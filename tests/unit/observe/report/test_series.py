@@ -47,7 +47,7 @@ def test_long_runs_are_averaged() -> None:
 def test_an_empty_run_has_no_columns() -> None:
     columns = metric_columns([])
     assert columns == {"steps": [], "columns": {}, "stride": 1}
-    assert phase_seconds(columns)["steps"] == []
+    assert phase_seconds([])["steps"] == []
     assert heatmap([], "reward") is None
 
 
@@ -69,12 +69,29 @@ def test_the_remainder_of_a_step_is_other() -> None:
         {"step": 1, "time/step_s": 2.0, "time/rollout_s": 1.5, "time/train_s": 1.0, "train/loss": 1.0},
         {"step": 2, "eval/reward_mean": 1.0},
     ]
-    found = phase_seconds(metric_columns(records))
+    found = phase_seconds(records)
     assert found["steps"] == [0, 1]
     assert list(found["phases"]) == ["rollout", "train", "other"]
     assert found["phases"]["other"] == [1.0, 0.0]  # in the second step, the rollout overlapped with training
     assert found["total"] == {"rollout": 2.5, "train": 3.0, "other": 1.0}
     assert found["step"] == [4.0, 2.0]
+
+
+def test_a_phase_of_some_steps_has_its_true_share_of_a_long_run() -> None:
+    records = [
+        {"step": i, "train/loss": 1.0, "time/step_s": 2.0, "time/train_s": 2.0} for i in range(4 * MAX_POINTS + 1)
+    ]
+    for record in records[::4]:
+        record |= {"time/step_s": 8.0, "time/eval_s": 6.0}
+    found = phase_seconds(records)
+    assert found["total"] == {
+        "train": 2.0 * len(records),
+        "eval": 6.0 * (MAX_POINTS + 1),
+        "other": 0.0,
+    }
+    # Five steps a point: of the first five, two have an evaluation.
+    assert (found["step"][0], found["phases"]["eval"][0]) == (4.4, 2.4)
+    assert len(found["steps"]) == len(found["phases"]["eval"]) == (4 * MAX_POINTS + 5) // 5
 
 
 def test_few_values_have_one_bin_each() -> None:

@@ -150,6 +150,17 @@ def test_the_penalty_of_long_responses_is_one_more_reward_of_gdpo() -> None:
     assert by_sample(long, advantage_estimator="gdpo") == [0.0] * 4
 
 
+def test_a_part_without_trainable_tokens_adds_nothing_to_the_length_of_its_trajectory() -> None:
+    # Two trajectories of 30 tokens; the second part of one of them repeats its 30 tokens, masked, and adds none.
+    batch = make_batch([(2, 30), (2, 30), (2, 35)], group_size=3)
+    batch = replace(batch, rewards=np.ones(3, np.float32), trajectory_ids=np.array([0, 1, 1]))
+    batch.loss_mask[batch.offsets[2] :] = 0
+    assert by_sample(batch, overlong_buffer_len=64)[:2] == [0.0, 0.0]
+    # Of a trajectory that is masked as a whole, each part counts.
+    batch.loss_mask[batch.offsets[1] :] = 0
+    assert by_sample(batch, overlong_buffer_len=64)[0] > 0.7
+
+
 def test_named_rewards_of_one_trajectory_must_be_equal() -> None:
     batch = replace(named([[1, 0], [0, 0], [1, 1], [1, 0]]), trajectory_ids=np.array([0, 1, 2, 2]))
     batch = replace(batch, rewards=np.array([1, 0, 1, 1], np.float32))

@@ -52,6 +52,14 @@ def test_a_postprocess_can_change_the_advantages(model_path: str) -> None:
     assert metrics["rollout/bounded"] == 1.0
 
 
+def test_changed_logprobs_of_the_engine_leave_the_metrics_of_the_trainer(model_path: str) -> None:
+    algo = {"use_rollout_logprobs": True}
+    _, expected, _ = trained(model_path, algo=algo)
+    _, metrics, _ = trained(model_path, algo=algo, rollout_data_postprocess_path=f"{HERE}:moved")
+    for name in ("logprob_diff/mean", "rollout/log_probs"):
+        assert metrics[name] == expected[name]
+
+
 @pytest.mark.parametrize("loss", [False, True])
 def test_micro_batches_do_not_change_results_of_user_functions(model_path: str, loss: bool) -> None:
     algo = {"loss_type": "custom_loss", "custom_loss_function_path": f"{HERE}:loss"} if loss else ALL

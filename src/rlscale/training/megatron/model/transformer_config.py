@@ -134,6 +134,9 @@ def _transformer_fields(
         # Batched P2P would put both directions between two stages into one batch, and the messages would be mixed up.
         found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
     found |= field_values(MLATransformerConfig, megatron.core_args)
+    coefficient, kind = found.get("moe_aux_loss_coeff"), "moe_router_load_balancing_type"
+    if coefficient and not isinstance(coefficient, list) and kind not in megatron.core_args:
+        found[kind] = "aux_loss"  # Megatron-core's default
     if not found.get("mtp_num_layers"):
         found.pop("mtp_num_layers", None)  # Megatron-core would build a block of 0 layers
     if found.get("mtp_loss_scaling_factor") is None:
