@@ -64,7 +64,7 @@ async def cancelled_by_signals() -> AsyncIterator[None]:
 
 
 def raise_if_cancelled(error: BaseException) -> None:
-    """Raises CancelledError if a signal ends the run: a failure while it ends is no reason to go on."""
+    """Raises CancelledError if a signal ends the run: a failure while it ends is no reason to continue."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError from error

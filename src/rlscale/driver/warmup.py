@@ -40,7 +40,7 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     """The config of the warm-up: its experiment with this run's model, hardware and seed; None: there is no warm-up.
 
     Its run folder is in the cache, named after the hash of that config and of its data files, so that all runs with the
-    same warm-up share one, and changed demonstrations are learned anew.
+    same warm-up share one, and changed demonstrations are learned again.
 
     Raises:
         ConfigError: there is no such experiment, or the model, hardware or seed do not fit it.
