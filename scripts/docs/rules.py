@@ -44,6 +44,7 @@ _VALUES: Mapping[Any, tuple[Any, ...]] = {
 
 _SPELLINGS: Mapping[str, str] = {
     "ci": "CI",
+    "cuda": "CUDA",
     "dapo": "DAPO",
     "gpus": "GPUs",
     "kl": "KL",
