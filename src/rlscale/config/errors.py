@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic_core import ErrorDetails
 from rapidfuzz.distance import OSA
@@ -73,11 +73,8 @@ def _type_fix(key: Key, value: Any) -> str:
         texts, ids = json.dumps([str(each) for each in value]), json.dumps(value)
         return f"write '{key.path}={texts}' for texts, or 'rollout.stop_token_ids={ids}' for tokens"
     # A single entry of the right type is most likely meant as a list of one.
-    kinds = {(str,): (str,), (int,): (int,), (float,): (int, float)}.get(get_args(key.type), ())
-    is_entry = (
-        get_origin(key.type) is list and type(value) in kinds and str(value).strip() not in ("", "nan", "inf", "-inf")
-    )
-    if is_entry:
+    kinds = _ENTRIES.get(key.type, ())
+    if type(value) in kinds and str(value).strip() not in ("", "nan", "inf", "-inf"):
         # A word needs no quotes, neither for Hydra nor for a shell.
         plain = not isinstance(value, str) or (_WORD.fullmatch(value) and value.lower() not in _NO_WORDS)
         return f"write {key.path}=[{value}]" if plain else f"write {shlex.quote(f'{key.path}=[{quoted(value)}]')}"
@@ -91,6 +88,9 @@ def quoted(value: str) -> str:
     escaped = re.sub(r"(\\+)$", lambda found: found.group(1) * 2, escaped)
     return f'"{escaped}"'
 
+
+_ENTRIES: Mapping[Any, tuple[type, ...]] = {list[str]: (str,), list[int]: (int,), list[float]: (int, float)}
+"""Types of a value that is one entry of a list; true is no number here."""
 
 _WORD = re.compile(r"[A-Za-z_/.][A-Za-z0-9_/.:-]*")
 _NO_WORDS = ("null", "true", "false", "nan", "inf")
