@@ -260,7 +260,7 @@ async def test_an_engine_that_dies_during_training_waits_for_the_next_weights() 
 
 
 async def test_weights_that_are_trained_during_a_resync_are_not_sent_under_its_version() -> None:
-    """The loop trains once the watcher has sent version 3 to a restarted engine, which dies again during the training."""
+    """The loop trains once the watcher has sent version 3 to a restarted engine, which dies again while it trains."""
     cluster = FakeCluster(1)
     recovery, _ = build(cluster)
     training: list[asyncio.Future[Any]] = []
