@@ -1,4 +1,4 @@
-"""Hosts that only this machine can reach."""
+"""Names and addresses of hosts."""
 
 import ipaddress
 
@@ -12,3 +12,8 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
         return host == "localhost"
+
+
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -15,9 +15,8 @@ import uvicorn
 
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
-from rlscale.engines.launch import join_host_port
 from rlscale.engines.process_lifetime import die_with_parent
-from rlscale.hosts import is_loopback
+from rlscale.hosts import is_loopback, join_host_port
 from rlscale.services.buffer_app import build_buffer_app
 from rlscale.services.buffer_client import BUFFER_KEY_VARIABLE
 from rlscale.services.buffer_store import BufferFileError, BufferStore

@@ -37,7 +37,7 @@ from rlscale.data.microbatch_plan import plan_steps
 from rlscale.observe.metrics.step_metrics import rollout_metrics, train_metrics
 from rlscale.observe.metrics.timers import Timers
 from rlscale.observe.metrics.utilization import utilization
-from rlscale.plugins.batch_conversion import without_old_names
+from rlscale.plugins.batch_conversion import without_stale_named_rewards
 from rlscale.rollout.group_buffer import GroupBuffer
 from rlscale.rollout.ledger import LedgerPage, outcome_metrics
 from rlscale.types import Float32, StepPlan, TrainBatch, TrainResult, WeightVersion
@@ -232,7 +232,7 @@ class TrainingLoop:
             returns_columns=self._deps.observer.wants_columns,
         )
         if rewards is not None:
-            batch = without_old_names(batch, replace(batch, rewards=rewards))
+            batch = without_stale_named_rewards(batch, replace(batch, rewards=rewards))
         max_age = config.max_staleness + self._deps.source.max_lag
         return batch, check_staleness(batch, rollout.groups, max_staleness=max_age)
 

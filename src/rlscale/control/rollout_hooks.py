@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlscale.errors import HookError
-from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem, without_old_names
+from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem, without_stale_named_rewards
 from rlscale.plugins.group_adapters import as_list
 from rlscale.plugins.user_hook import UserHook, shown
 from rlscale.types import Float32, Group, TrainBatch
@@ -85,7 +85,7 @@ class RolloutHooks:
         found = await self.convert(groups, batch)
         if problem := batch_problem(batch, found):
             raise self.convert.error(BATCH_RULE, problem)
-        batch_found: TrainBatch = without_old_names(batch, found)
+        batch_found: TrainBatch = without_stale_named_rewards(batch, found)
         same_length = np.array_equal(batch_found.offsets, batch.offsets)
         # Logprobs are recorded by sample: those of another response would be of other tokens.
         return batch_found if same_length else replace(batch_found, logprob_samples=())

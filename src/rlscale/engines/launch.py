@@ -10,7 +10,7 @@ from typing import Any
 
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
-from rlscale.hosts import LOOPBACK
+from rlscale.hosts import LOOPBACK, join_host_port
 from rlscale.types import EngineAddress
 
 
@@ -123,11 +123,6 @@ def local_place(*, public: bool) -> ProcessPlace:
     """The place of a server on this machine, with a free port."""
     host = listen_host(public=public)
     return ProcessPlace(host=host, port=reserve_port(host))
-
-
-def join_host_port(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def device_variables(place: ProcessPlace) -> dict[str, str]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlscale.engines.launch import EngineLaunch, ProcessPlace, join_host_port
+from rlscale.engines.launch import EngineLaunch, ProcessPlace
+from rlscale.hosts import join_host_port
 from rlscale.plan.placement import Layout, fill_nodes
 
 RENDEZVOUS_PORTS = 16

@@ -20,7 +20,7 @@ from rlscale.engines.process import EngineProcess
 from rlscale.gateway.admin_handlers import engines_to_json
 from rlscale.gateway.serve_gateway import ADMIN_KEY_VARIABLE, ENGINE_KEY_VARIABLE, SECRET_VARIABLE
 from rlscale.gateway.session_keys import MIN_SECRET_BYTES
-from rlscale.hosts import LOOPBACK, is_loopback
+from rlscale.hosts import LOOPBACK, is_loopback, join_host_port
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class GatewayProcess:
         self.launch, self.engines, self.router = launch, list(engines), router
         # Kept for restarts: agents have the address.
         port = launch.port or reserve_port(launch.host)
-        host = f"[{launch.host}]" if ":" in launch.host else launch.host
-        self.address = EngineAddress(name=NAME, url=f"http://{host}:{port}", num_ranks=0, api_key=launch.admin_key)
+        url = f"http://{join_host_port(launch.host, port)}"
+        self.address = EngineAddress(name=NAME, url=url, num_ranks=0, api_key=launch.admin_key)
         self._port = port
         self.is_paused = False  # how it starts the next time
         self._process: EngineProcess | None = None

@@ -100,7 +100,7 @@ def _fresh_columns(row: Mapping[str, Any], length: int, *, oldest: Any) -> dict[
     }
 
 
-def without_old_names(before: TrainBatch, after: TrainBatch) -> TrainBatch:
+def without_stale_named_rewards(before: TrainBatch, after: TrainBatch) -> TrainBatch:
     """`after`, without the named rewards of `before` where it has other rewards, which are no sum of these."""
     if after.named_rewards is not before.named_rewards or np.array_equal(after.rewards, before.rewards):
         return after

@@ -5,7 +5,7 @@ import signal
 
 from aiohttp import web
 
-from rlscale.engines.launch import join_host_port
+from rlscale.hosts import join_host_port
 
 API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 # A pooled connection of a client outlives any pause between two rollouts.

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlscale.config import RouterConfig
 from rlscale.config.passthrough.sglang_python import foreign_environment
-from rlscale.engines.launch import join_host_port
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
@@ -27,7 +26,7 @@ from rlscale.engines.sglang.prefill_decode import (
     separate_addresses,
     worker_body,
 )
-from rlscale.hosts import LOOPBACK
+from rlscale.hosts import LOOPBACK, join_host_port
 from rlscale.types import EngineAddress
 
 log = logging.getLogger(__name__)
