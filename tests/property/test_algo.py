@@ -85,6 +85,7 @@ def loss_and_gradient(
     return total, lp.grad, sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 @pytest.mark.parametrize("per_token", [False, True])
 @settings(max_examples=40, deadline=None)

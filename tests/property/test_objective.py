@@ -189,6 +189,7 @@ def loss_and_gradient(name: str, rollout: Rollout, *, parts: list[list[int]]) ->
     return total, gradient + (torch.zeros_like(lp) if entropy.grad is None else entropy.grad), sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=10, deadline=None)
 @given(rollout=rollouts(), data=st.data())
@@ -259,6 +260,7 @@ def test_the_order_of_trajectories_does_not_change_advantages(name: str, rollout
     torch.testing.assert_close(advantages(algo, moved), advantages(algo, rollout)[rows], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "cispo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gradient_equals_finite_differences(name: str, seed: int) -> None:

@@ -93,6 +93,7 @@ def train(trainer: FsdpBackend, batch: TrainBatch, cut: list[list[int]]) -> tupl
     return result.steps[0] | result.metrics, gradient
 
 
+@pytest.mark.slow
 @FEW
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_loss_and_gradient_are_those_of_separate_samples(

@@ -70,6 +70,7 @@ def by_part(rollout: Rollout) -> list[list[int]]:
     return [[i] for i in range(len(rollout.lengths))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PER_SAMPLE])
 @settings(max_examples=6, deadline=None)

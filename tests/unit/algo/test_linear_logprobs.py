@@ -65,6 +65,7 @@ def test_the_entropy_alone_and_a_frozen_weight() -> None:
     assert weight.grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_tokens", [2, 100])
 def test_gradients_equal_finite_differences(temperature: float, chunk_tokens: int) -> None:

@@ -224,6 +224,7 @@ def test_a_single_run_is_reported() -> None:
     assert code == 0 and len(printed) == 1 and printed[0][1] == 0.2
 
 
+@pytest.mark.slow
 def test_config_dir_adds_options(tmp_path: Path) -> None:
     (tmp_path / "mine" / "algo").mkdir(parents=True)
     (tmp_path / "mine" / "algo" / "wide.yaml").write_text("eps_clip: 0.7\n", encoding="utf-8")

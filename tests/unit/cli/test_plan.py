@@ -180,6 +180,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("rlscale ")
 
 
+@pytest.mark.slow
 def test_schedules_are_compared_for_lengths_of_the_user(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"length": 900}\n\n' + '{"lengths": [20, 30]}\n' * 9)
@@ -195,6 +196,7 @@ def test_schedules_are_compared_for_lengths_of_the_user(capsys: pytest.CaptureFi
     assert f"sampling.over_sampling_batch_size={best['over_sampling_batch_size']} sampling.max_weight_ver" in text
 
 
+@pytest.mark.slow
 def test_costs_of_the_engine_change_the_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
     path.write_text('{"lengths": [20, 30]}\n' * 9)

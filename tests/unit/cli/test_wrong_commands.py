@@ -369,6 +369,7 @@ def refuse(name: str, words: list[str]) -> int:
         return end.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "expected", "advice"), CASES, ids=[case[0][:60] for case in CASES])
 def test_a_wrong_command_is_one_line_and_its_advice_works(
     command: str,

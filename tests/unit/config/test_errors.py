@@ -44,20 +44,24 @@ def share_right(pairs: Iterable[tuple[str, str]]) -> float:
     return sum(given == meant for given, meant in of_errors) / len(of_errors)
 
 
+@pytest.mark.slow
 def test_typos_of_keys_are_recognised() -> None:
     assert share_right((f"{typo}=1", path) for path in keys() for typo in typos(path, 2)) >= 0.95
 
 
+@pytest.mark.slow
 def test_typos_of_groups_are_recognised() -> None:
     pairs = ((f"{typo}={GROUPS[group][0]}", group) for group in GROUPS for typo in typos(group, 60))
     assert share_right(pairs) >= 0.95
 
 
+@pytest.mark.slow
 def test_typos_of_options_are_recognised() -> None:
     pairs = [(f"{group}={typo}", name) for group in GROUPS for name in GROUPS[group] for typo in typos(name, 10)]
     assert share_right(pairs) >= 0.95
 
 
+@pytest.mark.slow
 def test_typos_of_choices_are_recognised() -> None:
     pairs = [(f"{key.path}={typo}", one) for key in keys().values() for one in key.choices for typo in typos(one, 10)]
     assert share_right(pairs) >= 0.95

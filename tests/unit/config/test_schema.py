@@ -14,6 +14,7 @@ from tests.unit.config.options import EXPERIMENTS, composed
 REFERENCE = "${algo.advantage_estimator}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_reference_changes_no_other_value(experiment: str) -> None:
     values = composed(f"experiment={experiment}")

@@ -48,6 +48,7 @@ def live_objects() -> Counter[str]:
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, KINDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(VALUES))
 async def test_a_run_holds_as_many_objects_after_many_steps_as_after_a_few(tmp_path: Path, name: str) -> None:
     # A long run collects its garbage rarely (`rare_full_collections`), so that cycles of every step would pile up.

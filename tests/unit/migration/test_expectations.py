@@ -23,6 +23,7 @@ def plain(value: Any) -> Any:
         return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_translation_is_as_expected(name: str) -> None:
     expected, found = EXPECTED[name], rlscale.migrate(find(name))

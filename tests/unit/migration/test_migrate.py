@@ -56,6 +56,7 @@ def test_every_argument_has_one_place(path: Path) -> None:
             assert f"  {place.line(found.root)}" not in lines
 
 
+@pytest.mark.slow
 def test_a_script_of_slime() -> None:
     found = translate("slime/624b824/scripts/run-qwen3-4B.sh")
     assert (

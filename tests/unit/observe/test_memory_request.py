@@ -82,6 +82,7 @@ def test_without_a_request_the_driver_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "memory").exists()
 
 
+@pytest.mark.slow
 def test_memory_in_use_is_told_from_freed_memory() -> None:
     before = report_process()
     block = bytearray(50_000_000)

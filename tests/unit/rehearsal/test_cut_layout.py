@@ -98,6 +98,7 @@ def layouts(draw: st.DrawFn) -> LayoutSizes:
     return replace(sizes, engines=draw(st.integers(min_value=0, max_value=most)))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(layouts())
 def test_every_cut_is_a_valid_layout_of_at_most_32_processes(sizes: LayoutSizes) -> None:

@@ -48,6 +48,7 @@ def differing(cases: list[tuple[str, Any, Any]], grade: Callable[[str, Any], Any
     return [(a, b, found, value) for a, b, value in cases if (found := grade(a, b)) != pytest.approx(value)]
 
 
+@pytest.mark.slow
 def test_deepscaler() -> None:
     cases = [(answer, label, float(is_right)) for answer, label, is_right in graded("deepscaler")]
     assert not differing(
@@ -73,6 +74,7 @@ def test_deepscaler_reads_the_box_after_the_chain_of_thought(response: str, valu
     assert reward_of("boxed_deepscaler", response, "7") == float(r"\boxed{7}" in response)
 
 
+@pytest.mark.slow
 def test_math() -> None:
     cases = [(answer, label, float(is_right)) for answer, label, is_right in graded("math")]
     assert not differing(cases, lambda a, b: reward_of("math", rf"So it is \boxed{{{a}}}.", b))

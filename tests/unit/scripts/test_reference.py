@@ -17,6 +17,7 @@ from scripts.docs.rules import keys_read, spell_name
 FOLDER = Path(__file__).parents[3] / "docs" / "reference"
 
 
+@pytest.mark.slow
 def test_the_pages_are_current() -> None:
     for name, text in make_pages().items():
         assert (FOLDER / name).read_text(encoding="utf-8") == text, f"run python -m scripts.docs.reference {FOLDER}"
@@ -46,6 +47,7 @@ def test_the_page_of_algorithms_names_every_estimator_option_and_key() -> None:
     assert unnamed == ["algo.use_routing_replay", "algo.use_rollout_routing_replay"]
 
 
+@pytest.mark.slow
 def test_the_page_of_rules_names_every_rule_and_what_it_reads() -> None:
     page = make_pages()["rules.md"]
     for rule in RULES:

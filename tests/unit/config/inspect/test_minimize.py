@@ -73,6 +73,7 @@ def test_the_typed_overrides_remain() -> None:
     assert minimal.command().startswith("rlscale-train experiment=quickstart ")
 
 
+@pytest.mark.slow
 def test_options_replace_equal_values() -> None:
     minimal = minimize(to_dict(load("experiment=quickstart", *OVERRIDES)))
     assert minimal.options["algo"] == "gspo" and minimal.options["model"] == "tiny_qwen3"

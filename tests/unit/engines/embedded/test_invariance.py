@@ -54,6 +54,7 @@ def order() -> list[int]:
     return list(range(len(specs())))
 
 
+@pytest.mark.slow
 def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, order: list[int]) -> None:
     scheduler = open_scheduler()
     alone = {i: bits(generate(scheduler, **spec)) for i, spec in enumerate(specs())}

@@ -457,6 +457,7 @@ def test_long_sequences_have_fewer_slots(open_scheduler: OpenScheduler) -> None:
     assert scheduler._batches._batches[64].num_slots == 1
 
 
+@pytest.mark.slow
 def test_cache_of_a_compact_batch_grows_on_demand(open_scheduler: OpenScheduler) -> None:
     compact, fixed = open_scheduler(deterministic=False), open_scheduler()
     params: dict[str, Any] = {"max_new_tokens": 250, "sampling_seed": 1, "ignore_eos": True}

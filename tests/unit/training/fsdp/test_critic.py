@@ -90,6 +90,7 @@ def test_advantages_and_returns_are_those_of_gae(model_path: str) -> None:
     torch.testing.assert_close(columns.returns[rows], returns)
 
 
+@pytest.mark.slow
 def test_the_critic_learns_to_predict_the_rewards(model_path: str) -> None:
     trainer = backend(model_path, algo={"lambd": 1.0, "gamma": 1.0})
     errors = [train(trainer).steps[0]["critic_value_error"] for _ in range(25)]

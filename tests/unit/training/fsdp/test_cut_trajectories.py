@@ -55,6 +55,7 @@ def train(model_path: str, batch: TrainBatch, algo: dict[str, Any]) -> tuple[Tra
     return result, {name: weight.clone() for name, weight in trainer.weights()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context_is_prompt", [True, False])
 @pytest.mark.parametrize(
     "algo",

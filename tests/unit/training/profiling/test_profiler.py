@@ -74,6 +74,7 @@ def test_config_keys_select_folders_and_rollouts(tmp_path: Path) -> None:
     assert (configured.profile_folder, configured.memory_folder) == (Path("p").absolute(), Path("m").absolute())
 
 
+@pytest.mark.slow
 def test_a_touched_file_requests_a_report(tmp_path: Path) -> None:
     request = tmp_path / "snapshot_memory"
     spec = ProfilerSpec(memory_folder=tmp_path / "memory", request_file=request)
