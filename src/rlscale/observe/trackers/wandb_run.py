@@ -1,7 +1,7 @@
 """Weights & Biases tracker. A resumed run continues the same W&B run.
 
-The n-th record of the metrics file is the row with `_step` n of the W&B history. Existing rows are never written again,
-so a rollout repeated after a resume counts once. Rows lost in a crash come from the metrics file.
+Existing rows are never written again, so a rollout repeated after a resume counts once. Rows lost in a crash come from
+the metrics file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rlscale.observe.trackers.check_trackers import wandb_mode
 from rlscale.observe.trackers.open_trackers import TrackedRun
 from rlscale.observe.trackers.tracker_state import TrackerState
 from rlscale.observe.trackers.wandb_files import num_offline_rows
+from rlscale.observe.trackers.wandb_rows import WandbRows, is_rollout, row_key
 from rlscale.protocols import Metrics
 
 DEFAULT_PROJECT = "rlscale"
@@ -50,27 +51,24 @@ class WandbSink:
         folder.mkdir(parents=True, exist_ok=True)
         is_offline = wandb_mode(config) == WandbMode.offline
         num_written = num_offline_rows(folder / "wandb", identity["run_id"])
+        self._rows = WandbRows(run.folder, run_id=identity["run_id"])
         self._run = _start(config, run, identity=identity, folder=folder)
-        self._num_rows = num_written if is_offline else int(self._run.starting_step)
-        self._steps: list[int] = []  # step of each record of the metrics file so far
+        self._rows.keep(num_written if is_offline else int(self._run.starting_step))
         self.location = str(Path(self._run.dir).parent) if is_offline else str(self._run.url)
         self._defined: set[str] = set()
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Adds a row, unless the W&B run already has it."""
-        number = len(self._steps)
-        self._steps.append(step)
-        if number < self._num_rows or not self._tracked.should_log(metrics, step=step):
+        key = row_key(metrics, step=step)
+        if key in self._rows or not self._tracked.should_log(metrics, step=step):
             return
         row: dict[str, Any] = dict(metrics)
-        # A record with only eval/ and time/ is a separate evaluation, not a rollout.
-        if any(not name.startswith(("eval/", "time/")) for name in metrics):
+        if is_rollout(metrics):
             row |= {ROLLOUT_AXIS: step * self._axis_scale, TRAIN_AXIS: step * self._tracked.steps_per_rollout}
         if any(name.startswith("eval/") for name in metrics):
             row[EVAL_AXIS] = step * self._axis_scale
         self._define(row)
-        self._run.log(row, step=number, commit=True)
-        self._num_rows = number + 1
+        self._run.log(row, step=self._rows.append(key), commit=True)
 
     def _define(self, row: Mapping[str, Any]) -> None:
         """Sets the x axis of new metrics by name: wandb does not document which of two matching patterns wins."""
@@ -80,8 +78,7 @@ class WandbSink:
         self._defined |= row.keys()
 
     def rewind(self, step: int) -> None:
-        """Drops steps like the metrics file. Existing rows stay, and `log` skips their repetitions."""
-        self._steps = [logged for logged in self._steps if logged < step]
+        """Does nothing: existing rows stay, and `log` skips their repetitions."""
 
     def close(self) -> None:
         """Ends the W&B run and waits until all rows are written. Marks it as failed during an exception."""

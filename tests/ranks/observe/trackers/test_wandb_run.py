@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlscale.config import LoggingConfig, WandbConfig, WandbMode, load_config, to_dict
-from rlscale.errors import ConfigError
+from rlscale.errors import ConfigError, DataError
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.wandb_files import read_history, read_records
@@ -159,6 +159,31 @@ os.kill(os.getpid(), signal.SIGKILL)
     log(sinks, range(3, 6))
     close(sinks)
     assert [row["rollout/step"] for row in rows(tmp_path)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_records_in_another_order_after_a_resume_are_neither_doubled_nor_lost(tmp_path: Path) -> None:
+    """As evaluations that run concurrently with training make them."""
+    sinks = start(tmp_path)
+    log(sinks, range(2))
+    evaluate(sinks, 1)
+    log(sinks, range(2, 4))
+    evaluate(sinks, 3)
+    close(sinks)
+    sinks = start(tmp_path, resume_at=2)
+    evaluate(sinks, 3)
+    log(sinks, range(2, 5))
+    evaluate(sinks, 5)
+    close(sinks)
+    found = rows(tmp_path)
+    assert [row["rollout/step"] for row in found if "rollout/step" in row] == [0, 1, 2, 3, 4]
+    assert [row["eval/step"] for row in found if "eval/step" in row] == [1, 3, 5]
+
+
+def test_an_unreadable_file_of_rows_is_named(tmp_path: Path) -> None:
+    close(start(tmp_path))
+    (tmp_path / "wandb_rows.jsonl").write_text('{"row": 3}\n')
+    with pytest.raises(DataError, match=r"wandb_rows\.jsonl must hold one JSON object per line, got .*; remove it"):
+        start(tmp_path)
 
 
 def test_rewind_repeats_no_row(tmp_path: Path) -> None:
