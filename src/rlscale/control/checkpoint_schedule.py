@@ -61,14 +61,16 @@ class CheckpointSchedule:
         await write_in_thread(save_groups, folder, state.pending)
         await write_in_thread(save_dropped, folder, state.dropped)
 
-    def commit(self, tasks: asyncio.TaskGroup) -> None:
+    async def commit(self, tasks: asyncio.TaskGroup) -> None:
         """Makes a checkpoint of the saved files: now, or with a background save once all of them are on disk."""
-        state = {"progress": self._progress.state_dict(), "source": self._saved_source}
+        # A copy: other tasks go on while it is written.
+        state = copy.deepcopy({"progress": self._progress.state_dict(), "source": self._saved_source})
         number = self._progress.next_rollout
         if self._config.saves_in_background:
-            self._committing = tasks.create_task(self._commit_written(number, copy.deepcopy(state)))
+            self._committing = tasks.create_task(self._commit_written(number, state))
         else:
-            self._deps.store.commit(number, state)
+            # Not in the event loop: a slow disk would stall requests and signals.
+            await write_in_thread(self._deps.store.commit, number, state)
 
     async def finish(self) -> None:
         """Waits for the checkpoint that a background save is still writing."""

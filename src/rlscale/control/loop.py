@@ -115,7 +115,7 @@ class TrainingLoop:
         # Metrics are written before the checkpoint that counts them: see CheckpointSchedule.
         self._report(rollout, metrics, page)
         if is_saved:
-            self._checkpoints.commit(tasks)
+            await self._checkpoints.commit(tasks)
             if self._deps.stop.is_set and not self._is_done():
                 await self._end_early()
         # The gate opens last: with k = 0 nothing is generated during an evaluation or a save.

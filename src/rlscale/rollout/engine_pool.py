@@ -279,6 +279,8 @@ class EnginePool:
             await engine.resume_memory([tag])
             if tag == "kv_cache":
                 await engine.resume()
+            # Each for itself: an attempt that fails at another engine must not resume this one again.
+            self.released[tag].discard(engine.address.url)
         except EngineError:
             # A dead engine restarts with all its memory. Not `recover`: it waits for the weights that come next.
             if self._handler is None or not await self._handler.is_dead(index):

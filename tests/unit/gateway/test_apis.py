@@ -90,9 +90,10 @@ def test_a_stop_string_is_cut_and_named() -> None:
     assert (response["stop_reason"], response["stop_sequence"]) == ("stop_sequence", ".")
 
 
-def test_an_answer_that_was_cut_says_so() -> None:
-    answer = make_answer(ParsedAnswer(content="a", tool_calls=(CALL,)), finish="length")
-    assert chat_response(REQUEST, answer)["choices"][0]["finish_reason"] == "length"
+@pytest.mark.parametrize("finish", ["length", "abort"])
+def test_an_answer_that_was_cut_says_so(finish: str) -> None:
+    answer = make_answer(ParsedAnswer(content="a", tool_calls=(CALL,)), finish=finish)
+    assert chat_response(REQUEST, answer)["choices"][0]["finish_reason"] == finish
     assert anthropic_response(REQUEST, answer)["stop_reason"] == "max_tokens"
     assert responses_response(REQUEST, answer)["status"] == "incomplete"
     assert list(responses_events(REQUEST, answer))[-1]["type"] == "response.incomplete"

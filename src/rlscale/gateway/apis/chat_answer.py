@@ -25,8 +25,8 @@ class Choice:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it ended because its tokens ran out."""
-        return self.generation.finish_reason == "length"
+        """Whether its tokens ran out, or the server aborted it: the model did not end it."""
+        return self.generation.finish_reason in ("length", "abort")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -208,7 +208,7 @@ def chat_chunks(request: ChatRequest, answer: ChatAnswer) -> Iterator[dict[str, 
 
 def finish_reason(choice: Choice) -> str:
     if choice.is_cut:
-        return "length"
+        return choice.generation.finish_reason  # `abort` is not a word of OpenAI, but that of SGLang and vLLM
     return "tool_calls" if choice.answer.tool_calls else "stop"
 
 
