@@ -25,6 +25,8 @@ _URL_SECRET = re.compile(
     re.IGNORECASE,
 )
 """The login of a URL, or a parameter of its query."""
+_SIGNATURES = frozenset({"sig", "signature"})
+"""Last words of the parameters with which a signed URL of Azure, Google or Amazon grants access."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -46,6 +48,9 @@ def is_secret(name: str) -> bool:
         return not before or prefix in _SECRET_KEY_PREFIXES or last_name.isupper()
     if last == "token":
         return prefix not in _TEXT_TOKENS
+    if last in ("pwd", "pat"):
+        # MYSQL_PWD and GITHUB_PAT; `PWD` alone is a folder.
+        return bool(before) and (last == "pwd" or last_name.isupper())
     return not _ALWAYS_SECRET.isdisjoint(words)
 
 
@@ -96,6 +101,7 @@ def _replace_in_urls(text: str, replacement: Callable[[str], str]) -> str:
         name, found = match["name"], match["value"]
         if name is None:
             return replacement(match.group())
-        return f"{name}={replacement(found)}" if is_secret(name) else match.group()
+        is_hidden = is_secret(name) or name.lower().rsplit("-", 1)[-1] in _SIGNATURES
+        return f"{name}={replacement(found)}" if is_hidden else match.group()
 
     return _URL_SECRET.sub(replace, text)

@@ -25,6 +25,9 @@ from rlscale.secrets import REDACTED, is_secret, redact_override, redact_yaml
         "PGPASSWORD",
         "custom.accessToken",
         "custom.search.apiKey",
+        "MYSQL_PWD",
+        "custom.db_pwd",
+        "GITHUB_PAT",
     ],
 )
 def test_secrets_are_recognised(name: str) -> None:
@@ -46,6 +49,8 @@ def test_secrets_are_recognised(name: str) -> None:
         "custom.inputKey",
         "custom.stopTokenIds",
         "PWD",
+        "OLDPWD",
+        "custom.bit_pat",
         "algo.calculate_per_token_loss",
         "",
     ],
@@ -111,9 +116,12 @@ def test_secrets_inside_of_command_lines_are_redacted() -> None:
 
 
 def test_secrets_of_urls_are_redacted_in_yaml() -> None:
-    text = "urls: ['https://abc123@host/x', 'http://host/mcp?api_key=abc123', 'redis://:abc123@host/0']\n"
+    signed = "https://host/b?X-Amz-Date=3&X-Amz-Signature=abc123', 'https://host/c?se=3&sig=abc123"
+    text = f"urls: ['https://abc123@host/x', 'http://host/mcp?api_key=abc123', 'redis://:abc123@host/0', '{signed}']\n"
     assert yaml.safe_load(redact_yaml(text))["urls"] == [
         f"https://{REDACTED}@host/x",
         f"http://host/mcp?api_key={REDACTED}",
         f"redis://{REDACTED}@host/0",
+        f"https://host/b?X-Amz-Date=3&X-Amz-Signature={REDACTED}",
+        f"https://host/c?se=3&sig={REDACTED}",
     ]
