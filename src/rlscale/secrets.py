@@ -27,6 +27,8 @@ _URL_SECRET = re.compile(
 """The login of a URL, or a parameter of its query."""
 _SIGNATURES = frozenset({"sig", "signature"})
 """Last words of the parameters with which a signed URL of Azure, Google or Amazon grants access."""
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast, where PyYAML was built with libyaml."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -79,7 +81,7 @@ def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
 
 def redact_yaml(text: str) -> str:
     """Redacts the values of secrets in YAML; returns the same text if there are none."""
-    config = yaml.safe_load(text)
+    config = yaml.load(text, Loader=_Loader)
     redacted = redact(config)
     return text if redacted == config else yaml.safe_dump(redacted, sort_keys=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import make_dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -89,7 +90,8 @@ def set_value(values: Any, path: str, value: Any) -> None:
     values[name] = value
 
 
-def _build_schema() -> DictConfig:
+@cache
+def _blank_schema() -> DictConfig:
     blank: DictConfig = OmegaConf.structured(RunConfig)
     # OmegaConf marks a group that has a required key as missing as a whole. Expand it, so that its keys can be set one
     # at a time.
@@ -100,31 +102,17 @@ def _build_schema() -> DictConfig:
 
 
 @cache
-def _blank_schema() -> DictConfig:
-    return _build_schema()
-
-
-def _new_schema() -> DictConfig:
-    return _blank_schema().copy()
-
-
-@cache
-def _scratch() -> tuple[DictConfig, Any]:
-    """A schema that values are assigned to, and its values before the first of them.
-
-    Most commands need no other schema, and building one takes a tenth of their time.
-    """
-    schema = _build_schema()
-    return schema, OmegaConf.to_container(schema, throw_on_missing=False)
-
-
 def _blank_values() -> Any:
-    return _scratch()[1]
-
-
-def _scratch_schema() -> DictConfig:
-    """The schema that values are assigned to, to check and convert them; a copy per config takes milliseconds."""
-    return _scratch()[0]
+    """The values of `_blank_schema`, which most commands need not build: that takes a tenth of their time."""
+    nested: dict[str, Any] = {}
+    for key in keys().values():
+        group: Any = nested
+        for name in key.path.split(".")[:-1]:
+            group = group.setdefault(name, {})
+        if key.owner.passthrough_field:
+            group.setdefault(key.owner.passthrough_field, {})
+        group[key.name] = MISSING if key.required else key.default
+    return nested
 
 
 def _assign(typed: DictConfig, key: Key, value: Any) -> None:
@@ -132,10 +120,11 @@ def _assign(typed: DictConfig, key: Key, value: Any) -> None:
 
 
 @cache
-def _scratch_group(path: str) -> DictConfig:
-    group = OmegaConf.select(_scratch_schema(), path) if path else _scratch_schema()
-    assert isinstance(group, DictConfig)
-    return group
+def _schema_of_one(type_: Any, is_optional: bool) -> DictConfig:
+    """A schema of one key of a type, which values are assigned to, to check and convert them."""
+    hint = type_ | None if is_optional else type_
+    schema: DictConfig = OmegaConf.structured(make_dataclass("OneKey", [("value", hint, MISSING)]))
+    return schema
 
 
 def _convert(key: Key, value: Any) -> Any:
@@ -152,18 +141,18 @@ def _convert_scalar(path: str, value: bool | int | float | str | None) -> Any:
 
 
 def _convert_once(key: Key, value: Any) -> Any:
-    _assign(_scratch_schema(), key, value)
-    group = _scratch_group(key.path.rpartition(".")[0])
-    if OmegaConf.is_missing(group, key.name):
+    schema = _schema_of_one(key.type, key.optional)
+    OmegaConf.update(schema, "value", value, merge=False)
+    if OmegaConf.is_missing(schema, "value"):
         return MISSING
-    found = group[key.name]
+    found = schema["value"]
     return OmegaConf.to_container(found, throw_on_missing=False) if OmegaConf.is_config(found) else found
 
 
 def _resolve(
     given: Mapping[str, Any], entries: Mapping[str, Any], origin: Origin, broken: set[str]
 ) -> tuple[Any, list[Problem]]:
-    typed = _new_schema()
+    typed = _blank_schema().copy()
     for path, value in given.items():
         _assign(typed, keys()[path], value)
     for path, value in entries.items():
