@@ -35,8 +35,8 @@ def test_a_run_uses_both_nodes_and_prints_their_table(run: ClusterRun, tmp_path:
     assert not list(run.run_dir.glob(".shared_*"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("channel", [pytest.param("disk", marks=pytest.mark.nightly), "delta"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("channel", ["disk", "delta"])
 def test_weights_reach_engines_on_another_node_through_files(run: ClusterRun, channel: str) -> None:
     # Engines that are offloaded keep no weights to which a delta could be applied.
     channels = (f"train.weight_channel={channel}", "cluster.offload_rollout=false")

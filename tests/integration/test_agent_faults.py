@@ -89,7 +89,7 @@ def check_books(command: Command, *, num_trained: int) -> None:
     assert command.left_over() == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tools_of_which_a_third_times_out(command: Command) -> None:
     """The real tools and engine of a run; a script decides the calls, so that each trajectory makes two of them."""
     (command.folder / "late_tools.py").write_text(TOOLS)

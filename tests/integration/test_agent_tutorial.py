@@ -16,9 +16,9 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("num_rollout", [2, pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_rollout", [40])
 def test_the_agents_of_the_tutorial_train(num_rollout: int, tmp_path: Path) -> None:
     function, program = code_blocks("python")
     (tmp_path / "my_agent.py").write_text(function, encoding="utf-8")

@@ -49,7 +49,7 @@ def wait_for_training(command: Command, process: subprocess.Popen[str], *, timeo
 @pytest.mark.parametrize(
     ("victim", "named"),
     [
-        ("PolicyActor", "actor rank"),
+        pytest.param("PolicyActor", "actor rank", marks=pytest.mark.nightly),
         ("rlscale.cli.serve", "engine 0"),
         pytest.param("EngineActor", "engine 0", marks=pytest.mark.nightly),
     ],

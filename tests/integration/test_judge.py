@@ -84,11 +84,9 @@ def test_a_dead_judge_ends_the_run_and_is_named(command: Command) -> None:
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly, id="dead"), pytest.param(signal.SIGSTOP, id="hung")],
-)
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, id="dead"), pytest.param(signal.SIGSTOP, id="hung")])
 def test_a_judge_restarts_and_no_sample_is_lost(command: Command, number: signal.Signals) -> None:
     # Short, but long enough for the engine of the policy on a busy machine.
     limits = {"interval_s": 1, "timeout_s": 15, "first_wait_s": 1}

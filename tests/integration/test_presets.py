@@ -5,10 +5,10 @@ from safetensors import safe_open
 
 from tests.integration.conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
-@pytest.mark.parametrize("experiment", ["nanochat_sft", pytest.param("nanochat_rl", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("experiment", ["nanochat_sft", "nanochat_rl"])
 def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str) -> None:
     overrides = ("checkpoint.save_interval=2", "eval.interval=2", "batch.rollout_batch_size=4")
     # The random model is never right; the other rewards would be 0.
@@ -38,7 +38,6 @@ def test_the_nanochat_presets_train_with_muon(command: Command, experiment: str)
     assert "name: muon" in config and "embedding_lr: 0.2" in config
 
 
-@pytest.mark.nightly
 def test_nanochat_rl_improves_the_small_model(command: Command) -> None:
     done = command.run("+experiment=nanochat_rl", "+on=cpu", small=False)
     assert done.code == 0, done.err

@@ -114,6 +114,7 @@ def die_once(rollout):
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_a_trainer_that_dies_while_engines_are_offloaded_is_restarted(command: Command) -> None:
     (command.folder / "deaths.py").write_text(DIES_ONCE)

@@ -37,10 +37,11 @@ def test_a_run_leaves_config_metrics_checkpoint_and_export(plain: Command) -> No
     assert plain.left_over() == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "placement",
     [
-        pytest.param(("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"), marks=pytest.mark.nightly),
+        ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=1"),
         ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "cluster.colocate=true"),
     ],
     ids=["two ranks and a separate engine", "two ranks and two engines colocated"],
@@ -53,6 +54,7 @@ def test_ranks_and_placement_do_not_change_the_losses(
     torch.testing.assert_close(steps_of(command), steps_of(plain), atol=1e-5, rtol=0)
 
 
+@pytest.mark.nightly
 def test_a_mixture_of_experts_trains_on_two_ranks(command: Command, tmp_path: Path) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     done = command.run(*experts, "cluster.actor_num_gpus_per_node=2")

@@ -63,7 +63,7 @@ class CheckpointSchedule:
 
     async def commit(self, tasks: asyncio.TaskGroup) -> None:
         """Makes a checkpoint of the saved files: now, or with a background save once all of them are on disk."""
-        # A copy: other tasks go on while it is written.
+        # A copy: other tasks change the state while it is written.
         state = copy.deepcopy({"progress": self._progress.state_dict(), "source": self._saved_source})
         number = self._progress.next_rollout
         if self._config.saves_in_background:

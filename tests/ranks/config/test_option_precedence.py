@@ -8,7 +8,7 @@ import pytest
 from tests.unit.config.options import EXPERIMENTS, GROUPS, assert_wins, selections
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_option_wins_over_every_experiment(experiment: str) -> None:
     for chosen in selections():
