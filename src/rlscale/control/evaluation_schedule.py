@@ -1,7 +1,9 @@
 """Times of evaluations, and their results."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rlscale.control.loop_config import LoopConfig, LoopDeps, Progress
 from rlscale.evaluation.evaluator import Evaluator
@@ -90,6 +92,7 @@ class EvaluationSchedule:
         task = tasks.create_task(_timed_evaluation(self._evaluator, self._measured))
         self._running = _Running(task=task, version=version, step=step, num_done=self._progress.next_rollout)
         self._is_overdue, self._progress.evaluation_pending = False, True
+        self._progress.evaluation_overdue = False
 
     async def prepare_update(self) -> None:
         """Lets the engines get other weights: waits for an evaluation that has `eval.max_weight_versions` already.
@@ -160,7 +163,7 @@ class EvaluationSchedule:
         )
 
     def _postpone(self) -> None:
-        self._is_overdue = True
+        self._is_overdue = self._progress.evaluation_overdue = True
         if not self._has_warned:
             self._has_warned = True
             self._deps.observer.warn(
@@ -185,6 +188,29 @@ class EvaluationSchedule:
         self._progress.evaluation_pending = self._is_overdue
         if stop_reward is not None and reward >= stop_reward:
             self._progress.stopped = True
+
+
+def adopt_evaluation(progress: Progress, records: Iterable[Mapping[str, Any]], *, stop_reward: float | None) -> None:
+    """Takes over an evaluation that ran at the time of a checkpoint and ended before the run did.
+
+    Its record stays in the metrics file, so that a resumed run need not repeat it.
+
+    Args:
+        progress: of the checkpoint; changed in place.
+        records: of the metrics file; those of rollouts that are repeated are skipped.
+    """
+    if not progress.evaluation_pending:
+        return
+    known = -1 if progress.evaluated_version is None else progress.evaluated_version
+    for record in records:
+        version = int(record.get("eval/weight_version", -1))
+        if record["step"] >= progress.next_rollout or version <= known:
+            continue
+        reward = float(record["eval/reward_mean"])
+        progress.first_eval = reward if progress.first_eval is None else progress.first_eval
+        progress.last_eval, progress.evaluated_version = reward, version
+        progress.stopped |= stop_reward is not None and reward >= stop_reward
+        progress.evaluation_pending = progress.evaluation_overdue and version != progress.version
 
 
 async def _timed_evaluation(evaluator: Evaluator | UserEvaluator, measured: Measured) -> dict[str, float]:

@@ -40,6 +40,7 @@ class Progress:
     last_reward: float | None = None
     evaluated_version: WeightVersion | None = None
     evaluation_pending: bool = False  # it is due or runs: a resumed run starts it again
+    evaluation_overdue: bool = False  # another one was due while it ran
     stopped: bool = False  # `eval.stop_reward` was reached
 
     def state_dict(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rlscale.cluster.ray_session import Bundles, placement_group_for
 from rlscale.cluster.ray_trainers import RayTrainers
 from rlscale.config import RunConfig
 from rlscale.control.engine_sleep import send_weights
+from rlscale.control.evaluation_schedule import adopt_evaluation
 from rlscale.control.failures import watch_for_failures
 from rlscale.control.loop import TrainingLoop
 from rlscale.control.loop_config import LoopDeps, Progress
@@ -52,6 +53,7 @@ from rlscale.driver.wiring import (
 from rlscale.errors import WorkerError
 from rlscale.models.resolve_model import is_hf_folder
 from rlscale.observe.console import Console
+from rlscale.observe.jsonl import read_records
 from rlscale.observe.memory_request import REQUEST_FILE, driver_snapshots
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import Trainers
@@ -71,6 +73,11 @@ class ResumePoint:
     def from_checkpoint(cls, checkpoint: Checkpoint | None) -> "ResumePoint":
         progress = Progress() if checkpoint is None else Progress(**checkpoint.state["progress"])
         return cls(progress=progress, checkpoint=checkpoint)
+
+    def adopt_evaluation(self, metrics: Path, stop_reward: float | None) -> None:
+        """Takes over an evaluation that the checkpoint counts as pending, if the metrics of the run have it."""
+        if self.progress.evaluation_pending and metrics.exists():
+            adopt_evaluation(self.progress, read_records(metrics), stop_reward=stop_reward)
 
     def renumbered(self, rollout_id: int) -> "ResumePoint":
         """The same weights at another rollout, whose number is also the weight version."""
@@ -96,6 +103,8 @@ def find_resume_point(config: RunConfig, folder: RunFolder, store: CheckpointSto
         console.message(f"{folder.path} contains a run without a checkpoint; it starts from the beginning")
     start, first = ResumePoint.from_checkpoint(checkpoint), config.data.start_rollout_id
     is_resumed = folder.resumed and checkpoint is not None
+    if is_resumed:
+        start.adopt_evaluation(folder.metrics, config.eval.stop_reward)
     return start if first is None or is_resumed else start.renumbered(first)
 
 
@@ -142,6 +151,7 @@ class Run:
                 await self._replace_nodes(bundles)
                 newest = self._store.latest()
                 resume_point = start if newest is None else ResumePoint.from_checkpoint(newest)
+                resume_point.adopt_evaluation(self._folder.metrics, self._prepared.config.eval.stop_reward)
                 self._prepared.prompts.load_state_dict(prompts_at_start)
                 self._observer.rewind(resume_point.progress.next_rollout)
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rlscale.control.evaluation_schedule import adopt_evaluation
+from rlscale.control.loop_config import Progress
 from tests.unit.control.simulation import NUM_PROMPTS, NUM_SAMPLES, Simulation, simulation, wait_iterations
 from tests.unit.control.test_producer import until
 
@@ -115,6 +117,45 @@ async def test_a_resumed_run_repeats_an_evaluation_that_a_checkpoint_did_not_wai
     first = start.rollout_id
     assert spans(again)[first - 1][0] == first and progress.first_eval == 1.0
     assert again.trained_groups == list(range(8 * NUM_PROMPTS))
+
+
+async def test_a_resumed_run_does_not_repeat_an_evaluation_that_ended_after_the_checkpoint(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"staleness": 1, "eval_prompts": 1, "eval_interval": 4, "save_interval": 1}
+    with simulation(tmp_path, num_rollouts=8, **values) as run:
+        run.engine.hangs_for = {FIRST}
+        task = asyncio.create_task(run.loop.run())
+        await until(lambda: (newest := run.store.latest()) is not None and newest.rollout_id >= 3)
+        start = run.store.latest()
+        run.engine.hangs_for.clear()
+        await until(lambda: any("eval/reward_mean" in each for each in run.sink.logged.values()))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        recorded = [{"step": step, **metrics} for step, metrics in run.sink.logged.items()]
+    assert start is not None and start.state["progress"]["evaluation_pending"]
+    progress = Progress(**start.state["progress"])
+    adopt_evaluation(progress, recorded, stop_reward=None)
+    assert (progress.evaluated_version, progress.first_eval) == (0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "record", "expected"),
+    [
+        ("pending", {"step": 3, "eval/reward_mean": 0.5, "eval/weight_version": 4.0}, (4, 0.5, False, False)),
+        ("pending", {"step": 3, "eval/reward_mean": 0.7, "eval/weight_version": 4.0}, (4, 0.7, False, True)),
+        ("pending overdue", {"step": 3, "eval/reward_mean": 0.5, "eval/weight_version": 4.0}, (4, 0.5, True, False)),
+        ("pending overdue", {"step": 3, "eval/reward_mean": 0.5, "eval/weight_version": 5.0}, (5, 0.5, False, False)),
+        # Of a rollout that is repeated, of the checkpoint, and not pending.
+        ("pending", {"step": 5, "eval/reward_mean": 0.5, "eval/weight_version": 5.0}, (2, 0.1, True, False)),
+        ("pending", {"step": 1, "eval/reward_mean": 0.5, "eval/weight_version": 2.0}, (2, 0.1, True, False)),
+        ("", {"step": 3, "eval/reward_mean": 0.5, "eval/weight_version": 5.0}, (2, 0.1, False, False)),
+    ],
+)
+def test_an_evaluation_is_adopted(flags: str, record: dict[str, float], expected: tuple[Any, ...]) -> None:
+    progress = Progress(next_rollout=5, version=5, evaluated_version=2, last_eval=0.1)
+    progress.evaluation_pending, progress.evaluation_overdue = "pending" in flags, "overdue" in flags
+    adopt_evaluation(progress, [{"step": 0, "reward/mean": 1.0}, record], stop_reward=0.6)
+    found = (progress.evaluated_version, progress.last_eval, progress.evaluation_pending, progress.stopped)
+    assert found == expected
 
 
 @pytest.mark.parametrize("versions", [None, 1])

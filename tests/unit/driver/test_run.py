@@ -33,7 +33,7 @@ class ScriptedRun(Run):
         observer: Any = SimpleNamespace(
             warn=self.lines.append, phase=lambda name: None, rewind=lambda step: None, console=None
         )
-        place: Any = SimpleNamespace(path=folder)
+        place: Any = SimpleNamespace(path=folder, metrics=folder / "metrics.jsonl")
         store = CheckpointStore(folder / "checkpoints", keep_last=1)
         super().__init__(prepared, folder=place, store=store, observer=observer)
 
