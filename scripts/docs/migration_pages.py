@@ -15,7 +15,7 @@ import yaml
 
 from rlscale.config.errors import show
 from rlscale.config.keys import find_key, keys
-from rlscale.config.to_yaml import flatten
+from rlscale.config.serialize import flatten
 from rlscale.config.unsupported import supported_values
 from rlscale.migration.argument_tables import TableRow, read_defaults, read_table
 from rlscale.migration.foreign_arguments import Project

@@ -1,6 +1,8 @@
 """Typed configuration of a run. The only package that uses Hydra and OmegaConf; imports neither torch nor Ray."""
 
-from rlscale.config.from_hydra import config_from_hydra
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rlscale.config.groups.algo import (
     AdvantageEstimator,
     AlgoConfig,
@@ -60,10 +62,13 @@ from rlscale.config.groups.train import (
     TrainConfig,
     WeightChannelName,
 )
-from rlscale.config.load import LoadedConfig, load_config, load_config_with_notes
-from rlscale.config.resolve.draft import Derived
 from rlscale.config.run_config import RunConfig
-from rlscale.config.to_yaml import changed_keys, config_hash, to_dict, to_yaml
+
+if TYPE_CHECKING:
+    from rlscale.config.from_hydra import config_from_hydra
+    from rlscale.config.load import LoadedConfig, load_config, load_config_with_notes
+    from rlscale.config.resolve.draft import Derived
+    from rlscale.config.serialize import changed_keys, config_hash, to_dict, to_yaml
 
 __all__ = [
     "FLASH_ATTENTION",
@@ -153,3 +158,27 @@ __all__ = [
     "uses_reference",
     "uses_teacher",
 ]
+
+_MODULES = {
+    "Derived": "rlscale.config.resolve.draft",
+    "LoadedConfig": "rlscale.config.load",
+    "changed_keys": "rlscale.config.serialize",
+    "config_from_hydra": "rlscale.config.from_hydra",
+    "config_hash": "rlscale.config.serialize",
+    "load_config": "rlscale.config.load",
+    "load_config_with_notes": "rlscale.config.load",
+    "to_dict": "rlscale.config.serialize",
+    "to_yaml": "rlscale.config.serialize",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs Hydra on first use (PEP 562): ranks and engines get a config, and compose none."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, which are not all imported yet."""
+    return sorted({*globals(), *__all__})

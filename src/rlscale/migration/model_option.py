@@ -13,7 +13,7 @@ from rapidfuzz.distance import OSA
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import read_yaml_files
 from rlscale.config.keys import keys
-from rlscale.config.to_yaml import flatten
+from rlscale.config.serialize import flatten
 from rlscale.migration.argument_tables import read_table
 from rlscale.migration.findings import Kind
 from rlscale.migration.foreign_arguments import Argument

@@ -120,3 +120,16 @@ def test_wrong_input_of_an_evaluation_loads_no_slow_package(tmp_path: Path) -> N
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 2 and "Traceback" not in done.stderr
+
+
+def test_a_config_needs_hydra_only_to_be_composed() -> None:
+    """Ranks and engines get a config that is composed; Hydra would cost each a quarter of a second."""
+    code = (
+        "import sys, rlscale.config, rlscale.worker.policy, rlscale.worker.critic; "
+        "assert 'hydra' not in sys.modules; "
+        "assert rlscale.config.to_yaml(rlscale.config.load_config()).startswith('run:'); "
+        "assert {*rlscale.config.__all__} <= {*dir(rlscale.config)}; "
+        "assert all(hasattr(rlscale.config, name) for name in rlscale.config.__all__); "
+        "assert not hasattr(rlscale.config, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCE)}, timeout=60, check=True)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import rlscale
-from rlscale.config.to_yaml import flatten
+from rlscale.config.serialize import flatten
 from rlscale.errors import ConfigError
 from rlscale.migration.findings import IN_EXPERIMENT, Kind
 from rlscale.migration.migration_report import Migration

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlscale.config.errors import show
-from rlscale.config.to_yaml import flatten
+from rlscale.config.serialize import flatten
 
 UNSET = "(not set)"
 RUN_NAMES = ("run.name", "run.dir", "run.experiment", "run.overrides", "run.config_dir", "checkpoint.save")

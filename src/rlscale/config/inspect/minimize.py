@@ -24,7 +24,7 @@ from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.resolve.defaults import resolve
 from rlscale.config.rules import check_rules
 from rlscale.config.run_config import RunConfig
-from rlscale.config.to_yaml import flatten, to_dict
+from rlscale.config.serialize import flatten, to_dict
 from rlscale.errors import ConfigError
 from rlscale.secrets import REDACTED
 

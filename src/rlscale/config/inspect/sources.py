@@ -13,7 +13,7 @@ import yaml
 from rlscale.config.errors import nearest
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.load import load_config_with_notes
-from rlscale.config.to_yaml import to_dict
+from rlscale.config.serialize import to_dict
 from rlscale.errors import ConfigError, Problem
 
 CONFIG_FILE = "config.yaml"  # in a run folder

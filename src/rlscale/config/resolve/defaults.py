@@ -35,7 +35,7 @@ from rlscale.config.rules import (
     uses_router,
 )
 from rlscale.config.run_config import RunConfig
-from rlscale.config.to_yaml import config_hash
+from rlscale.config.serialize import config_hash
 from rlscale.errors import count_noun
 
 UNLIMITED_CONNECTIONS = 65_536

@@ -13,7 +13,7 @@ from rlscale.config.inspect import minimize as minimize_module
 from rlscale.config.inspect.minimize import Minimal, minimize, minimize_from
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.run_config import RunConfig
-from rlscale.config.to_yaml import config_hash, to_dict
+from rlscale.config.serialize import config_hash, to_dict
 from rlscale.errors import ConfigError
 
 
