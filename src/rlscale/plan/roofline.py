@@ -136,7 +136,7 @@ def max_running(config: RunConfig, engine: EngineMemory, lengths: Lengths, *, sa
 
 def weight_fraction(a: Architecture, tokens: int) -> float:
     """Fraction of the weights that `tokens` tokens read: of the experts only those that a token chooses."""
-    if not a.num_experts:
+    if a.experts_per_token >= a.num_experts:  # dense, or every token uses every expert
         return 1.0
     # Probability that none of the tokens chooses a given expert, with a uniform router.
     untouched = (1 - a.experts_per_token / a.num_experts) ** tokens

@@ -272,6 +272,8 @@ def test_decoding_reads_the_experts_of_its_tokens() -> None:
     assert one == pytest.approx(a.active_parameters / a.parameters, rel=1e-6)
     assert many == pytest.approx(1.0)
     assert weight_fraction(plan().model, 1) == 1.0
+    every = replace(a, experts_per_token=a.num_experts)
+    assert weight_fraction(every, 1) == 1.0
 
 
 def test_expert_routing_of_a_rollout_uses_host_memory() -> None:
