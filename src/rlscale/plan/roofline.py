@@ -19,6 +19,7 @@ from rlscale.config import (
     TrainBackendName,
     compares_policies,
 )
+from rlscale.config.groups.algo import OpdKl
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.batches import Batches, Lengths
 from rlscale.plan.engine_memory import EngineMemory
@@ -197,10 +198,16 @@ def _overlapped(name: str, flops: float, *, moved: float, setting: RooflineInput
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:
-    """Whether the trainer runs a separate pass for the logprobs of the policy before the first step."""
+    """Whether the trainer runs a separate pass for the logprobs of the policy before the first step.
+
+    The same as `training.prepare.needs_old_pass`, whose module imports torch.
+    """
     algo = config.algo
-    if not compares_policies(algo) or algo.use_rollout_logprobs:
+    if not compares_policies(algo):
         return False
-    normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
     several = (config.batch.num_steps_per_rollout or 1) * algo.ppo_epochs > 1
-    return several or normalized or algo.kl_coef > 0 or not config.train.reuse_logprobs
+    if algo.use_rollout_logprobs:
+        return algo.use_rollout_entropy and several
+    normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
+    before_loss = algo.kl_coef > 0 or (algo.opd_kl_coef > 0 and algo.opd_kl == OpdKl.sampled)
+    return several or normalized or before_loss or not config.train.reuse_logprobs

@@ -258,7 +258,10 @@ def test_decoding_is_bound_by_memory_and_training_by_compute() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [((), False), (("batch.num_steps_per_rollout=2", "batch.global_batch_size=128"), True),
-     (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False)],
+     (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False),
+     (("algo.opd_kl_coef=0.1", "model.teacher_load=/no/such"), True),
+     (("algo.opd_kl_coef=0.1", "algo.opd_kl=full", "model.teacher_load=/no/such"), False),
+     (("algo.use_rollout_logprobs=true", "algo.use_rollout_entropy=true", "algo.ppo_epochs=2"), True)],
 )  # fmt: skip
 def test_the_pass_for_old_logprobs_is_counted_if_it_runs(overrides: tuple[str, ...], expected: bool) -> None:
     assert ("old logprobs" in [part.name for part in plan(*overrides).roofline.parts]) is expected
