@@ -267,6 +267,57 @@ def test_the_pass_for_old_logprobs_is_counted_if_it_runs(overrides: tuple[str, .
     assert ("old logprobs" in [part.name for part in plan(*overrides).roofline.parts]) is expected
 
 
+def seconds_of_training(*overrides: str) -> float:
+    found = plan(*overrides, response_tokens=512)
+    return next(part.seconds for part in found.roofline.parts if part.name == "forward and backward")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reached", "trained", "head"),
+    [((), 1, 1, 2), (("train.freeze_params=['layers[.]([0-9]|1[0-7])[.]','embed_tokens']",), 0.5, 0.5, 1),
+     (("train.freeze_params=['layers[.](1[89]|2[0-9]|3[0-9])[.]','embed_tokens']",), 1, 0.5, 1)],
+)  # fmt: skip
+def test_weights_that_are_frozen_have_no_gradients_to_compute(
+    overrides: tuple[str, ...], reached: float, trained: float, head: int
+) -> None:
+    found = plan(response_tokens=512)
+    cost, tokens = found.model.forward_cost, found.batches.tokens
+    linear, pairs, rows = cost.per_token, cost.per_pair * 512, cost.per_logit_row * found.batches.trainable_tokens
+    forward = tokens * (linear + pairs) + rows
+    backward = tokens * (linear * (reached + trained) + pairs * 2 * reached) + rows * head
+    again = tokens * (linear + pairs) * reached  # recomputed
+    assert found.recompute
+    assert seconds_of_training(*overrides) == pytest.approx((forward + backward + again) / (4 * 989e12), rel=1e-3)
+
+
+def test_the_backward_pass_of_adapters_has_no_gradients_of_the_base() -> None:
+    found = plan(response_tokens=512)
+    cost, tokens = found.model.forward_cost, found.batches.tokens
+    base = tokens * cost.per_token + found.batches.trainable_tokens * cost.per_logit_row
+    whole, adapters = seconds_of_training(), seconds_of_training("train.lora.rank=1")
+    assert whole - adapters == pytest.approx(base / (4 * 989e12), rel=0.01)
+
+
+def test_gradients_are_reduced_among_the_ranks_that_share_them() -> None:
+    slow = replace(H100, link_bandwidth=1e6, network_bandwidth=1e6)
+
+    def seconds(*overrides: str, experiment: str) -> float:
+        found = make_plan(config(*overrides, experiment=experiment), slow, prompt_tokens=512)
+        return next(part.seconds for part in found.roofline.parts if part.name == "forward and backward")
+
+    sizes = ("megatron.tensor_model_parallel_size=4", "megatron.expert_model_parallel_size=8",
+             "megatron.expert_tensor_parallel_size=1")  # fmt: skip
+    moe = plan(*sizes, experiment="qwen3_30b_a3b_gspo")
+    experts = 48 * 128 * 3 * 2048 * 768
+    # Two ranks share each part of the dense weights, none those of experts. Gradients of 4 bytes, weights of 2.
+    expected = moe.batches.steps * 6 * (moe.model.parameters - experts) / 4 * 1 / 2 / 1e6
+    assert seconds(*sizes, experiment="qwen3_30b_a3b_gspo") == pytest.approx(expected, rel=1e-6)
+    # FSDP gathers weights for every pass, but reduces only the gradients of adapters.
+    whole, adapters = (seconds(*words, experiment="qwen3_4b_grpo") for words in ((), ("train.lora.rank=1",)))
+    dense = plan()
+    assert whole - adapters == pytest.approx(dense.batches.steps * 4 * dense.model.parameters * 3 / 4 / 1e6, rel=0.01)
+
+
 def test_decoding_reads_the_experts_of_its_tokens() -> None:
     from rlscale.plan.roofline import weight_fraction
 
