@@ -165,6 +165,14 @@ def test_a_colocated_gpu_has_trainer_and_engine() -> None:
     assert {"weights", "engine weights"} <= budget.parts.keys()
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [("auto", 1), ("fp8_e5m2", 2), ("bfloat16", 1), ("fp4_e2m1", 32 / 9)])
+def test_a_cache_in_lower_precision_holds_more_tokens(dtype: str, factor: float) -> None:
+    plain, found = plan().engine, plan(f"sglang.kv_cache_dtype={dtype}").engine
+    assert plain is not None and found is not None
+    assert found.cache_tokens == pytest.approx(factor * plain.cache_tokens, rel=1e-5)
+    assert found.cache == plain.cache
+
+
 def test_a_gpu_with_offloading_needs_memory_for_the_larger_part() -> None:
     (budget,) = plan("rollout=sglang", "cluster=one_node_colocate").memory_budgets
     assert budget.where.endswith(", one loaded at a time") and "weights" not in budget.parts
