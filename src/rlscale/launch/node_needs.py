@@ -106,6 +106,8 @@ def _rank_gib(config: RunConfig, plan: Plan) -> float:
     found = memory.weights
     if config.cluster.offload_train:
         found += memory.steady
+    # A reference or teacher whose weights are on the host until Megatron-core's policy borrows them.
+    found += sum(phase.get("its weights", 0.0) for phase in memory.phases.values())
     # The plan counts what stays on the GPU. On the host: both moments are 8 bytes per trained parameter, with
     # Megatron-core's master weights 12.
     trained = 0.0 if plan.trained is None else plan.trained.trained / max(1, plan.layout.num_trainers)

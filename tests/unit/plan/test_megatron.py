@@ -99,10 +99,19 @@ def test_expert_parallelism_shards_weights_but_not_activations() -> None:
     assert activations(spread) == activations(whole)
 
 
-def test_a_reference_is_on_the_device_while_it_scores() -> None:
-    found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, has_reference=True))
-    assert found.phases["reference"]["its weights"] == found.reference == found.weights
-    assert memory().reference == 0 and "reference" not in memory().phases
+@pytest.mark.parametrize("role", ["reference", "teacher"])
+def test_a_model_that_scores_is_on_the_device_while_it_does(role: str) -> None:
+    work = MegatronWork(num_ranks=8, num_microbatches=4, scorers={role: DENSE})
+    found, on_gpu = memory(work=work), memory(work=work, micro=replace(MICRO, device="cuda"))
+    assert found.phases[role]["its weights"] == getattr(found, role) == found.weights
+    # Its weights are on the host until they are copied.
+    assert on_gpu.phases[role]["its weights"] == on_gpu.weights and getattr(on_gpu, role) == 0
+    assert getattr(memory(), role) == 0 and role not in memory().phases
+    # Of another architecture it is a separate model, divided as the policy.
+    large = replace(DENSE, num_layers=16)
+    work = replace(work, scorers={role: large})
+    separate = memory(work=work, micro=replace(MICRO, device="cuda"), tensor_model_parallel_size=2)
+    assert getattr(separate, role) == 2 * large.parameters / 2 and role not in separate.phases
 
 
 def test_a_critic_has_no_logits_and_no_weight_sync() -> None:
