@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from rlscale.architectures.architecture import Architecture
-from rlscale.config import MegatronConfig
+from rlscale.config import MegatronConfig, TrainConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import MicrobatchSpec
+from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.fsdp_memory import TrainerMemory
+from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import BUCKET_BYTES, MegatronWork, megatron_memory
+from rlscale.plan.megatron_parameters import rank_parameters, trained_parameters
+from rlscale.plan.mtp_layers import NO_MTP
 
 DENSE = Architecture(
     num_layers=8,
@@ -97,6 +101,21 @@ def test_expert_parallelism_shards_weights_but_not_activations() -> None:
     whole, spread = memory(EXPERTS), memory(EXPERTS, expert_model_parallel_size=4)
     assert spread.weights < 0.4 * whole.weights
     assert activations(spread) == activations(whole)
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_router_and_latents_are_whole_on_every_tensor_parallel_rank(pipeline: int) -> None:
+    a = replace(EXPERTS, qk_norm=False, q_rank=256, kv_rank=128, nope_dim=64, rope_dim=32, value_dim=64, num_heads=8)
+    sizes = {"pipeline_model_parallel_size": pipeline, "core_args": {"expert_tensor_parallel_size": 1}}
+    whole, cut = (memory(a, tensor_model_parallel_size=number, **sizes).weights / 2 for number in (1, 4))
+    layers, hidden = 8 / pipeline, 1024
+    undivided = layers * hidden * (16 + 256 + 128 + 32)
+    experts = layers * 3 * hidden * 1024 * 16
+    assert cut == pytest.approx((whole - experts - undivided) / 4 + undivided + experts)
+    frozen = find_frozen(a, TrainConfig(freeze_params=["norm"]))
+    parallel = ParallelSizes(tensor=4, pipeline=pipeline, context=1, expert=1, data=1, expert_tensor=1)
+    trained = trained_parameters(a, parallel, NO_MTP, frozen)
+    assert trained.dense == pytest.approx(rank_parameters(a, parallel, NO_MTP).dense, rel=1e-3)
 
 
 @pytest.mark.parametrize("role", ["reference", "teacher"])
