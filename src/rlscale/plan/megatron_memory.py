@@ -69,16 +69,17 @@ def megatron_memory(
         spread_experts = max(1, work.num_ranks // expert_ranks)
     shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
-    weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
+    base = weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
     if work.adapter_rank:  # only adapters have gradients and states of the optimizer
         trained = RankParameters(dense=_adapter_parameters(a, parallel, rank=work.adapter_rank), experts=0.0)
+        weights += micro.dtype_bytes * trained.total
     gradients = FLOAT32 * trained.total
     phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
-    scorers = {role: _scorer_weights(model, a, weights, parallel, micro=micro) for role, model in work.scorers.items()}
+    scorers = {role: _scorer_weights(model, a, base, parallel, micro=micro) for role, model in work.scorers.items()}
     for role in (role for role, model in work.scorers.items() if model == a):
-        phases[role] = {"its weights": weights, "activations": layer_saved_bytes(a, 0, shard, parallel)}
+        phases[role] = {"its weights": base, "activations": layer_saved_bytes(a, 0, shard, parallel)}
     if not work.is_critic:
-        phases["weight sync"] = _sync_phase(a, weights, parallel, work=work, dtype_bytes=micro.dtype_bytes)
+        phases["weight sync"] = _sync_phase(a, base, parallel, work=work, dtype_bytes=micro.dtype_bytes)
     if config.use_distributed_optimizer:
         both = (spread, spread_experts)
         phases["checkpoint"] = _save_phase(a, shard, parallel, trained=trained, spread=both)

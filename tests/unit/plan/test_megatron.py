@@ -144,7 +144,7 @@ def test_only_adapters_have_gradients_and_states() -> None:
     # q, k, v, o, gate, up and down of 8 layers; A and B together rank * (in + out).
     hidden, keys, inner = DENSE.hidden_size, 4 * 64, DENSE.intermediate_size
     numbers = 8 * 16 * (2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner))
-    assert whole.weights == plain.weights
+    assert whole.weights == plain.weights + 2 * numbers
     assert all(phase["gradients"] == 4 * numbers for phase in whole.phases.values())
     assert whole.optimizer == 12 * numbers / 8  # divided over the data-parallel ranks
     # Of column-parallel layers the ranks divide B, of row-parallel ones A: the half of width `hidden` is whole.
