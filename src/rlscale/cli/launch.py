@@ -183,10 +183,20 @@ def _complete(options: JobOptions) -> JobOptions:
         activate = Path(sys.prefix) / "bin" / "activate"
         is_default = not options.setup and options.image is None and activate.exists()
         setup = [f"source {shlex.quote(str(activate))}"] if is_default else options.setup
-        return replace(options, setup=setup, workdir=options.workdir or str(Path.cwd()))
+        return replace(options, setup=setup, workdir=options.workdir or _working_folder())
     if isinstance(options, SkyPilotOptions) and options.workdir is None and options.image is None:
         return replace(options, workdir=".")
     return options
+
+
+def _working_folder() -> str:
+    """The current folder. Raises ConfigError if it is not a value of `--workdir`, which would break the script."""
+    folder = str(Path.cwd())
+    given = parse_launch_arguments("slurm", ["--workdir", folder])
+    if given.problems:
+        fix = "run this in another folder, or add --workdir <folder>"
+        raise ConfigError([replace(problem, fix=fix) for problem in given.problems])
+    return folder
 
 
 def make_job(loaded: LoadedConfig, options: JobOptions, *, flags: CommandArguments, argv: Sequence[str]) -> JobSpec:

@@ -74,6 +74,11 @@ def worst(verdicts: Iterable[CheckVerdict]) -> CheckVerdict:
     return max(verdicts, key=order.index, default=CheckVerdict.ok)
 
 
+def largest(values: Iterable[float]) -> float:
+    """The largest of several differences; NaN if one of them is NaN, which `max` would skip."""
+    return max(values, key=lambda value: (math.isnan(value), value))
+
+
 def parse_result(content: Any) -> CheckResult:
     """The inverse of `to_json`. Raises ValueError for anything else."""
     if not isinstance(content, Mapping):

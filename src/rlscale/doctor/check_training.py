@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlscale.config import AttnImplementation, ComputeDtype, LoraConfig
 from rlscale.doctor.catalog import CheckContext
-from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure, SkipCheck, worst
+from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure, SkipCheck, largest, worst
 from rlscale.doctor.tiny_training import (
     RAGGED,
     build_random_batch,
@@ -54,16 +55,19 @@ def compare_trained(found: Trained, expected: Trained, *, limit: float) -> tuple
     Weights after Adam's first steps move by the learning rate whatever the size of a gradient, so that their
     differences are reported in learning rates and do not count.
     """
-    relative = 0.0
-    for a, b in zip(found.steps, expected.steps, strict=True):
-        for name in ("loss", "grad_norm", "entropy"):
-            relative = max(relative, abs(a[name] - b[name]) / max(abs(b[name]), 1e-2))
-    weights = max(float((found.weights[name] - w).abs().max()) for name, w in expected.weights.items())
+    relative = largest(relative_difference(a, b) for a, b in zip(found.steps, expected.steps, strict=True))
+    weights = largest(float((found.weights[name] - w).abs().max()) for name, w in expected.weights.items())
     figures = [
         Figure(name="largest relative difference of loss, entropy and gradient norm", value=relative),
         Figure(name="largest difference of a weight", value=weights),
     ]
     return (CheckVerdict.ok if relative <= limit else CheckVerdict.failed), figures
+
+
+def relative_difference(found: Mapping[str, float], expected: Mapping[str, float]) -> float:
+    """Largest relative difference of the metrics of two steps; NaN if a metric is NaN."""
+    names = ("loss", "grad_norm", "entropy")
+    return largest(abs(found[name] - expected[name]) / max(abs(expected[name]), 1e-2) for name in names)
 
 
 def fsdp_step(context: CheckContext) -> CheckResult:
@@ -111,7 +115,7 @@ def attention(context: CheckContext) -> CheckResult:
             unit="TFLOP/s",
         ),
     ]
-    if difference > limit:
+    if not difference <= limit:  # NaN fails
         text = f"{kernel}: differs from a plain softmax by more than {limit:g}"
         return CheckResult(verdict=CheckVerdict.failed, summary=text, figures=tuple(figures))
     if device != "cuda":
@@ -146,7 +150,7 @@ def _compare_attention(device: str, dtype: torch.dtype) -> float:
         out = run(q, k, v) if run is not None else _plain_attention(q, k, v, lengths.tolist())
         out.float().square().sum().backward()  # type: ignore[no-untyped-call]
         outputs.append([out, q.grad, k.grad, v.grad])
-    return max(
+    return largest(
         float((a.float() - b.float()).abs().max() / b.float().abs().max())
         for a, b in zip(*outputs, strict=True)
         if a is not None and b is not None

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from rlscale.config import Device, RunConfig
+from rlscale.config import Device, OptimizerName, RunConfig
 from rlscale.plan import Plan
 
 CPUS_PER_GPU = 8
@@ -106,8 +106,13 @@ def _rank_gib(config: RunConfig, plan: Plan) -> float:
     found = memory.weights
     if config.cluster.offload_train:
         found += memory.steady
+    # A reference or teacher whose weights are on the host until Megatron-core's policy borrows them.
+    found += sum(phase.get("its weights", 0.0) for phase in memory.phases.values())
+    # The plan counts what stays on the GPU. On the host: both moments are 8 bytes per trained parameter, with
+    # Megatron-core's master weights 12.
+    trained = 0.0 if plan.trained is None else plan.trained.trained / max(1, plan.layout.num_trainers)
     if config.megatron.core_args.get("optimizer_cpu_offload", False):
-        # The plan counts what stays on the GPU: master weights and both moments are 12 bytes per parameter.
-        num_ranks = max(1, plan.layout.num_trainers)
-        found += 12 * plan.model.parameters / num_ranks
+        found += 12 * trained
+    if config.optim.name == OptimizerName.deepspeed_cpu_adam:
+        found += 8 * trained
     return PROCESS_GIB + found / GIB

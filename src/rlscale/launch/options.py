@@ -20,6 +20,15 @@ KubernetesName = Annotated[
         examples=["rlscale"],
     ),
 ]
+# The limit above is KubeRay's for the name of a job; that of other objects is Kubernetes'.
+ObjectName = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+        title="have at most 253 lower-case letters, digits, '-' and '.'",
+        examples=["rlscale"],
+    ),
+]
 Variable = Annotated[
     str,
     Field(
@@ -128,19 +137,19 @@ class KubeRayOptions(JobOptions):
     image: Image
     """image of all pods; see docker/Dockerfile"""
 
-    claim: KubernetesName
+    claim: ObjectName
     """PersistentVolumeClaim with access mode ReadWriteMany, for models, data and run folders"""
 
     mount: Folder = "/rlscale"
     """folder at which the claim is mounted, and in which the run starts"""
 
-    namespace: KubernetesName | None = None
+    namespace: ObjectName | None = None
     """namespace; default: that of the context of kubectl"""
 
-    secret: list[KubernetesName] = field(default_factory=list)
+    secret: list[ObjectName] = field(default_factory=list)
     """Secret whose entries become environment variables; may be repeated"""
 
-    token_secret: KubernetesName | None = None
+    token_secret: ObjectName | None = None
     """Secret with Ray's token in its entry auth_token; default: KubeRay creates one for the cluster of the job"""
 
     gpu_resource: Annotated[
@@ -153,10 +162,10 @@ class KubeRayOptions(JobOptions):
     ] = field(default_factory=list)
     """label=value that the nodes of the GPUs must have; may be repeated"""
 
-    queue: KubernetesName | None = None
+    queue: ObjectName | None = None
     """queue of Kueue"""
 
-    service_account: KubernetesName | None = None
+    service_account: ObjectName | None = None
     """service account of the pods"""
 
     retries: Annotated[int, Field(ge=0)] = 3

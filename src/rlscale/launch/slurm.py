@@ -48,8 +48,10 @@ def _directives(job: JobSpec, options: SlurmOptions) -> str:
     ]
     if needs.gpus:
         lines.append(f"--gpus-per-node={needs.gpus}")
-    # Whole nodes come with all of their memory, whatever the plan says.
-    lines += ["--exclusive", "--mem=0"] if needs.is_whole else [f"--mem={needs.memory_gib}G"]
+    # Whole nodes come with all of their memory, whatever the plan says; a size that the user gives is asked for.
+    takes_all = needs.is_whole and options.memory is None
+    lines += ["--exclusive"] if needs.is_whole else []
+    lines.append("--mem=0" if takes_all else f"--mem={needs.memory_gib}G")
     given = {name: getattr(options, name) for name in ("partition", "account", "qos", "constraint", "time")}
     lines += [f"--{name}={value}" for name, value in given.items() if value is not None]
     lines += [

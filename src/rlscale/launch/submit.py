@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def _follow(output: str, job: JobSpec, options: JobOptions) -> Sequence[tuple[st
             number = found[1] if found else "<job>"
             return [
                 (f"squeue --job {number}", "state of the job"),
-                (f"tail -F '{options.workdir}/{job.name}-{number}.log'", "log"),
+                (f"tail -F {shlex.quote(f'{options.workdir}/{job.name}-{number}.log')}", "log"),
                 (f"scancel --batch --signal=USR1 {number}", "save a checkpoint and requeue"),
                 (f"scancel {number}", "end it"),
             ]

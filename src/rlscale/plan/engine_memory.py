@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import Device, EngineKind, RunConfig
@@ -16,6 +18,11 @@ SGLANG_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 
 SGLANG_CPU_TOKENS = 65536
 """`max_total_tokens` that rlscale passes to SGLang on a CPU."""
+
+CACHE_BYTES: Mapping[str, float] = MappingProxyType(
+    {"fp8_e5m2": 1, "fp8_e4m3": 1, "bf16": 2, "bfloat16": 2, "fp4_e2m1": 0.5 + 1 / 16}
+)
+"""`sglang.kv_cache_dtype` -> bytes of an element, with its share of a scale. `auto`: the dtype of the model."""
 
 MIN_CACHE_LEN, MAX_CACHED_TOKENS = 32, 65536
 """Shortest cache of the embedded engine, and the maximum tokens over all rows of a cache (engines/embedded)."""
@@ -124,8 +131,9 @@ def _sglang(config: RunConfig, a: Architecture, format_: WeightFormat, hardware:
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
     weights = (format_.model_bytes(a) + (groups - 1) * format_.attention_bytes(a)) / gpus
-    # The cache has the dtype of the trainer's computation.
-    cached = a.cache_bytes_per_token(dtype_bytes=format_.dtype_bytes, ranks=gpus // stages // groups)
+    # Without another dtype the cache has that of the trainer's computation.
+    element = CACHE_BYTES.get(str(arguments.get("kv_cache_dtype")), format_.dtype_bytes)
+    cached = element * a.cache_bytes_per_token(dtype_bytes=1, ranks=gpus // stages // groups)
     per_token = cached / stages / groups
     cache = max(0.0, fraction * hardware.memory_bytes - weights)
     given = arguments.get("max_total_tokens")

@@ -101,7 +101,7 @@ def trainer_memory(
     shard = shard_elements(a, work.num_ranks)
     frozen = [0 if each is None else FLOAT32 * shard_elements(each, work.num_ranks) for each in (reference, teacher)]
     return TrainerMemory(
-        weights=FLOAT32 * shard,
+        weights=FLOAT32 * (shard + adapter_elements(a, work.adapter_rank) / work.num_ranks),
         optimizer=_optimizer(a, work, shard=shard),
         reference=frozen[0],
         teacher=frozen[1],

@@ -3,15 +3,15 @@
 bfloat16 weights (2 bytes), float32 gradients (4), and float32 master weights with Adam's two states (12; 8 with float32
 weights). The latter are sharded over the data-parallel ranks with `megatron.use_distributed_optimizer`, and on the host
 with `megatron.optimizer_cpu_offload`, up to `megatron.optimizer_offload_fraction`. The first pipeline stage holds the
-activations of as many micro-batches as there are stages. The reference is on the host, and on the device next to the
-policy while it scores.
+activations of as many micro-batches as there are stages. A reference or teacher of the policy's architecture is on the
+host, and on the device next to the policy while it scores; another one is on the device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
@@ -41,7 +41,7 @@ class MegatronWork:
 
     num_ranks: int
     num_microbatches: int  # of a rank in a step
-    has_reference: bool = False
+    scorers: Mapping[str, Architecture] = field(default_factory=dict)  # reference and teacher by role
     sends_own: bool = False  # every rank sends its weights to the engines, instead of one rank that gathers them all
     is_critic: bool = False  # one value per token instead of logits, and no weight sync
     adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
@@ -69,25 +69,42 @@ def megatron_memory(
         spread_experts = max(1, work.num_ranks // expert_ranks)
     shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
-    weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
+    base = weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
     if work.adapter_rank:  # only adapters have gradients and states of the optimizer
         trained = RankParameters(dense=_adapter_parameters(a, parallel, rank=work.adapter_rank), experts=0.0)
+        weights += micro.dtype_bytes * trained.total
     gradients = FLOAT32 * trained.total
     phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
-    if work.has_reference:
-        phases["reference"] = {"its weights": weights, "activations": layer_saved_bytes(a, 0, shard, parallel)}
+    scorers = {role: _scorer_weights(model, a, base, parallel, micro=micro) for role, model in work.scorers.items()}
+    for role in (role for role, model in work.scorers.items() if model == a):
+        phases[role] = {"its weights": base, "activations": layer_saved_bytes(a, 0, shard, parallel)}
     if not work.is_critic:
-        phases["weight sync"] = _sync_phase(a, weights, parallel, work=work, dtype_bytes=micro.dtype_bytes)
+        phases["weight sync"] = _sync_phase(a, base, parallel, work=work, dtype_bytes=micro.dtype_bytes)
     if config.use_distributed_optimizer:
         both = (spread, spread_experts)
         phases["checkpoint"] = _save_phase(a, shard, parallel, trained=trained, spread=both)
     return TrainerMemory(
         weights=weights,
         optimizer=_optimizer_bytes(config, micro) * (trained.dense / spread + trained.experts / spread_experts),
-        reference=weights if work.has_reference else 0.0,
+        reference=scorers.get("reference", 0.0),
+        teacher=scorers.get("teacher", 0.0),
         # Megatron-core allocates the gradient buffers once, so every phase contains them.
         phases={name: {"gradients": gradients, **parts} for name, parts in phases.items()},
     )
+
+
+def _scorer_weights(
+    model: Architecture, policy: Architecture, own: float, parallel: ParallelSizes, *, micro: MicrobatchSpec
+) -> float:
+    """Bytes of a reference or teacher in the memory of the device between its passes.
+
+    Args:
+        own: bytes of the rank's weights of the policy.
+    """
+    if model != policy:  # a separate model
+        return micro.dtype_bytes * rank_parameters(model, parallel, NO_MTP).total
+    # Weights on the host, which the policy's layers borrow.
+    return own if micro.device == "cpu" else 0.0
 
 
 def _adapter_parameters(a: Architecture, parallel: ParallelSizes, *, rank: int) -> float:

@@ -10,6 +10,9 @@ from rlscale.plan.frozen_parameters import FrozenParameters, ModelPart, NamedPar
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.mtp_layers import NO_MTP, MtpLayers
 
+UNDIVIDED = ("mlp.gate.weight", "q_a_proj.weight", "kv_a_proj_with_mqa.weight")
+"""Matrices that tensor parallelism does not divide: the router, and the projections to latents."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankParameters:
@@ -35,9 +38,14 @@ def rank_parameters(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) ->
     else:
         # The fullest stage has one of the tables and as many layers of the largest kind as a stage has.
         dense = a.vocab_size * a.hidden_size + layers * max(whole.values())
+    undivided = mtp.number * _undivided_elements(a, a.num_layers - 1)
+    if parallel.pipeline == 1:
+        undivided += sum(_undivided_elements(a, j) * number for j, number in a.kinds.items())
+    else:
+        undivided += layers * max(_undivided_elements(a, j) for j in a.kinds)
     experts = num_with_experts * expert + mtp.expert_parameters(a)
     dense += mtp.parameters(a) - mtp.expert_parameters(a) + _copied_table(a, parallel, mtp)
-    return _sharded(dense, experts, parallel)
+    return _sharded(dense, experts, parallel, undivided=undivided)
 
 
 def trained_parameters(
@@ -58,6 +66,7 @@ def trained_parameters(
             sum(each.elements for each in own if not each.is_expert),
             sum(each.elements for each in own if each.is_expert),
             parallel,
+            undivided=sum(each.elements for each in own if each.name.endswith(UNDIVIDED)),
         )
         for stage in range(parallel.pipeline)
         if (own := [each for each in left if _is_on(each, stage, parallel, per_stage=per_stage, a=a, mtp=mtp)])
@@ -83,6 +92,15 @@ def _copied_table(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) -> i
     return a.vocab_size * a.hidden_size if mtp.number and parallel.pipeline > 1 else 0
 
 
-def _sharded(dense: float, experts: float, parallel: ParallelSizes) -> RankParameters:
+def _undivided_elements(a: Architecture, layer: int) -> int:
+    """Elements of the matrices of a layer that every tensor-parallel rank holds whole."""
+    outputs = a.num_experts if a.has_experts(layer) else 0
+    if a.is_latent:
+        outputs += a.q_rank + a.kv_rank + a.rope_dim
+    return outputs * a.hidden_size
+
+
+def _sharded(dense: float, experts: float, parallel: ParallelSizes, *, undivided: float) -> RankParameters:
+    """The part of a rank; `undivided` of the dense parameters are on every tensor-parallel rank."""
     ranks = parallel.expert * parallel.expert_tensor
-    return RankParameters(dense=dense / parallel.tensor, experts=experts / ranks)
+    return RankParameters(dense=(dense - undivided) / parallel.tensor + undivided, experts=experts / ranks)

@@ -98,11 +98,14 @@ def _trainer_parts(config: RunConfig, trainer: TrainerMemory, critic: TrainerMem
     if not config.cluster.offload_train or config.cluster.offload_train_mode != OffloadMode.move:
         return parts | others
     if not host:
-        # Models on a GPU run one at a time, the others are offloaded. Only a critic can be larger than the policy, if
-        # the policy trains adapters.
-        is_larger = critic is not None and critic.peak > trainer.weights + trainer.optimizer + trainer.step
-        if critic is not None and is_larger:
-            return {"weights": critic.weights, "optimizer": critic.optimizer, "step": critic.step}
+        # Models on a GPU run one at a time, the others are offloaded. A critic can be larger than a policy that trains
+        # adapters, a reference or teacher can be a larger model.
+        alone = [{name: size} for name, size in others.items() if name in scorers]
+        if critic is not None:
+            alone.append({"weights": critic.weights, "optimizer": critic.optimizer, "step": critic.step})
+        largest = max(alone, key=lambda each: sum(each.values()), default={})
+        if sum(largest.values()) > trainer.weights + trainer.optimizer + trainer.step:
+            return largest
         return parts
     moved = trainer.weights + trainer.optimizer + sum(others.values())
     return parts | {"copies on the host": moved if config.train.weights_backuper else sum(others.values())}

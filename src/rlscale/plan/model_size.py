@@ -30,10 +30,13 @@ def policy_architecture(model: ModelConfig) -> Architecture:
         raise ConfigError(
             [Problem(path=f"model.{name}", rule="be known to plan a run", value="null", fix=fix) for name in missing]
         )
-    a = Architecture.from_fields(fields)
+    return _with_tower(Architecture.from_fields(fields), build=model.build, checkpoint=model.hf_checkpoint)
+
+
+def _with_tower(a: Architecture, *, build: str | None, checkpoint: str | None) -> Architecture:
+    """An architecture with its vision tower, if the model has one and its shape is known."""
     if a.model_type is None or find_family(a.model_type).vision is None:
         return a
-    build, checkpoint = model.build, model.hf_checkpoint
     return replace(a, tower=find_tower(a.model_type, build=build, hf_checkpoint=checkpoint, width=a.hidden_size))
 
 
@@ -66,7 +69,9 @@ def judge_architecture(config: RunConfig, policy: Architecture) -> Architecture 
     if checkpoint is None or checkpoint == config.model.hf_checkpoint:
         return policy
     fields = read_hf_fields(checkpoint) or published_fields(checkpoint)
-    return Architecture.from_fields(fields) if all(name in fields for name in REQUIRED_FIELDS) else None
+    if not all(name in fields for name in REQUIRED_FIELDS):
+        return None
+    return _with_tower(Architecture.from_fields(fields), build=None, checkpoint=checkpoint)
 
 
 def published_fields(checkpoint: str) -> dict[str, Any]:
@@ -90,7 +95,9 @@ def _role_architecture(path: str | None, policy: Architecture) -> Architecture:
         policy: architecture of the policy.
     """
     fields = read_hf_fields(path)
-    return Architecture.from_fields(fields) if all(name in fields for name in REQUIRED_FIELDS) else policy
+    if not all(name in fields for name in REQUIRED_FIELDS):
+        return policy
+    return _with_tower(Architecture.from_fields(fields), build=None, checkpoint=path)
 
 
 def route_bytes_per_token(a: Architecture) -> int:

@@ -81,8 +81,7 @@ def _missing_folder(node: NodeFacts, folder: CheckedFolder) -> Iterator[Problem]
 
 def _missing_interfaces(node: NodeFacts) -> Iterator[Problem]:
     for variable, value in node.chosen_interfaces.items():
-        missing = [name for name in value.split(",") if not _exists(name, node.interfaces, variable)]
-        if missing:
+        if not _exists(value, node.interfaces, variable):
             has = ", ".join(node.interfaces)
             yield Problem(
                 path=f"train.env_vars.{variable}",
@@ -92,13 +91,15 @@ def _missing_interfaces(node: NodeFacts) -> Iterator[Problem]:
             )
 
 
-def _exists(name: str, interfaces: Sequence[str], variable: str) -> bool:
+def _exists(value: str, interfaces: Sequence[str], variable: str) -> bool:
+    """Whether a node has the interfaces that a variable names."""
     if not variable.startswith("NCCL"):
-        return name in interfaces
-    # NCCL: `=` before an exact name, `^` before names to avoid, otherwise the beginning of a name.
-    if name.startswith("="):
-        return name[1:] in interfaces
-    return name.startswith("^") or any(each.startswith(name) for each in interfaces)
+        return all(name in interfaces for name in value.split(","))
+    # NCCL: `^` before all names to avoid, `=` before exact names, otherwise beginnings of names. One is enough.
+    names = [name.partition(":")[0] for name in value.removeprefix("=").split(",")]
+    if value.startswith("="):
+        return any(name in interfaces for name in names)
+    return value.startswith("^") or any(each.startswith(tuple(names)) for each in interfaces)
 
 
 def _unreachable(node: NodeFacts) -> Iterator[Problem]:

@@ -293,11 +293,11 @@ def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths
 def _trainer(
     config: RunConfig, models: Mapping[str, Architecture], batches: Batches, lengths: Lengths
 ) -> TrainerMemory:
-    a, reference = models["policy"], models.get("reference")
+    a, scorers = models["policy"], {role: models[role] for role in ("reference", "teacher") if role in models}
     num_ranks = config.cluster.actor_num_nodes * config.cluster.actor_num_gpus_per_node
     work = _work(config, batches, lengths, num_ranks=num_ranks)
     if has_base_as_reference(config):
-        reference = None
+        scorers.pop("reference")
     mtp = MtpLayers.from_config(config)
     work = replace(work, frozen=find_frozen(a, config.train, num_mtp=mtp.number))
     if a.tower is not None:
@@ -306,7 +306,7 @@ def _trainer(
         megatron_work = MegatronWork(
             num_ranks=num_ranks,
             num_microbatches=work.num_microbatches,
-            has_reference=reference is not None,
+            scorers=scorers,
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
             adapter_rank=work.adapter_rank,
             mtp=mtp,
@@ -314,7 +314,7 @@ def _trainer(
         )
         memory = megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
     else:
-        memory = trainer_memory(a, work, reference=reference, teacher=models.get("teacher"))
+        memory = trainer_memory(a, work, **scorers)
     extra = teacher_loss_memory(config, models, work.largest)
     return memory if extra is None else extra.added_to(memory)
 

@@ -19,9 +19,12 @@ from rlscale.config import (
     TrainBackendName,
     compares_policies,
 )
+from rlscale.config.groups.algo import OpdKl
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.batches import Batches, Lengths
 from rlscale.plan.engine_memory import EngineMemory
+from rlscale.plan.frozen_parameters import ModelPart, find_frozen
+from rlscale.plan.fsdp_memory import adapter_elements
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.placement import Layout
@@ -136,7 +139,7 @@ def max_running(config: RunConfig, engine: EngineMemory, lengths: Lengths, *, sa
 
 def weight_fraction(a: Architecture, tokens: int) -> float:
     """Fraction of the weights that `tokens` tokens read: of the experts only those that a token chooses."""
-    if not a.num_experts:
+    if a.experts_per_token >= a.num_experts:  # dense, or every token uses every expert
         return 1.0
     # Probability that none of the tokens chooses a given expert, with a uniform router.
     untouched = (1 - a.experts_per_token / a.num_experts) ** tokens
@@ -148,8 +151,6 @@ def _training(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     lengths, batches, a = setting.lengths, setting.batches, setting.a
     rows = batches.trainable_tokens
     forward = a.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
-    # The backward pass costs two forward passes; recomputation costs one more, without the logits.
-    again = a.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=0) if setting.recompute else 0
     traffic = _traffic(config, setting)
     parts = []
     if needs_old_logprobs(config):
@@ -159,11 +160,34 @@ def _training(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
         parts.append(_overlapped("reference logprobs", scored, moved=traffic.scoring, setting=setting))
     assert setting.trained is not None, "there is a trainer"
     mtp = setting.trained.mtp.step_flops(a, tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
-    trained = (3 * forward + again + mtp) * config.algo.ppo_epochs
+    trained = (forward + _backward_flops(config, setting) + mtp) * config.algo.ppo_epochs
     parts.append(_overlapped("forward and backward", trained, moved=traffic.training, setting=setting))
     touched = batches.steps * ADAM_TRAFFIC * setting.trained.trained / setting.layout.num_trainers
     seconds = touched / setting.hardware.memory_bandwidth
     return [*parts, StepPart(name="optimizer", seconds=seconds, bound="memory bandwidth")]
+
+
+def _backward_flops(config: RunConfig, setting: RooflineInputs) -> float:
+    """Operations of the backward pass over a rollout: gradients of inputs, and of the weights that are trained.
+
+    Layers below the first one that is trained have none. A recomputed layer costs one more forward pass.
+    """
+    a, tokens, cost = setting.a, setting.batches.tokens, setting.a.forward_cost
+    frozen, rank = find_frozen(a, config.train), config.train.lora.rank
+    reached = (a.num_layers - frozen.first_layer) / a.num_layers
+    fixed = [each for each in frozen.of_parts(ModelPart.decoder) if each.layer is not None]
+    used = a.experts_per_token / max(1, a.num_experts)
+    trained = cost.per_token - 2 * sum(each.elements * (used if each.is_expert else 1) for each in fixed)
+    attention = cost.per_pair * setting.lengths.sample / 2
+    layers = cost.per_token * reached + (0 if rank else trained) + 2 * attention * reached
+    if setting.recompute:
+        layers += (cost.per_token + attention) * reached
+    # Adapters are small matrices next to those of the layers: forward, and both gradients.
+    layers += 6 * adapter_elements(a, rank)
+    output = "embed_tokens.weight" if a.tied else "lm_head.weight"
+    is_fixed = rank > 0 or any(each.name.endswith(output) for each in frozen.parameters)
+    of_rows = cost.per_logit_row * ((reached > 0) + (not is_fixed))
+    return tokens * layers + setting.batches.trainable_tokens * of_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,17 +200,32 @@ class _Traffic:
 
 def _traffic(config: RunConfig, setting: RooflineInputs) -> _Traffic:
     """FSDP gathers all weights for every pass over a micro-batch; Megatron-core only reduces gradients."""
-    ranks, batches = setting.layout.num_trainers, setting.batches
+    ranks, batches, a = setting.layout.num_trainers, setting.batches, setting.a
     b = DTYPE_BYTES[setting.dtype]
+    dense, experts = _trained_elements(config, a)
     if config.train.backend == TrainBackendName.megatron:
         parallel = ParallelSizes.from_config(config.megatron, ranks)
         copies = parallel.data * parallel.context
-        own = setting.a.parameters / (parallel.tensor * parallel.pipeline)
-        return _Traffic(scoring=0.0, training=batches.steps * own * (FLOAT32 + b) * (copies - 1) / copies)
-    whole = setting.a.parameters * (ranks - 1) / ranks
+        expert_parts = parallel.expert_tensor * parallel.expert * parallel.pipeline
+        expert_copies = max(1, ranks // expert_parts)
+        own = dense / (parallel.tensor * parallel.pipeline) * (copies - 1) / copies
+        own += experts / expert_parts * (expert_copies - 1) / expert_copies
+        return _Traffic(scoring=0.0, training=batches.steps * own * (FLOAT32 + b))
+    gathered, reduced = (number * (ranks - 1) / ranks for number in (a.parameters, dense + experts))
     passes = batches.steps * batches.microbatches_per_rank
-    training = whole * (2 * passes * b + batches.steps * FLOAT32)
-    return _Traffic(scoring=whole * passes * b / config.algo.ppo_epochs, training=training)
+    training = gathered * 2 * passes * b + reduced * batches.steps * FLOAT32
+    return _Traffic(scoring=gathered * passes * b / config.algo.ppo_epochs, training=training)
+
+
+def _trained_elements(config: RunConfig, a: Architecture) -> tuple[int, int]:
+    """Elements with gradients, outside and inside of experts. Those of adapters are outside."""
+    if config.train.lora.rank:
+        return adapter_elements(a, config.train.lora.rank), 0
+    num_layers = a.num_layers - a.num_dense_layers if a.num_experts else 0
+    experts = 3 * a.hidden_size * a.expert_size * a.num_experts * num_layers
+    frozen = find_frozen(a, config.train).of_parts()
+    fixed = sum(each.elements for each in frozen if each.is_expert)
+    return a.parameters - experts - sum(each.elements for each in frozen if not each.is_expert), experts - fixed
 
 
 def _overlapped(name: str, flops: float, *, moved: float, setting: RooflineInputs) -> StepPart:
@@ -197,10 +236,16 @@ def _overlapped(name: str, flops: float, *, moved: float, setting: RooflineInput
 
 
 def needs_old_logprobs(config: RunConfig) -> bool:
-    """Whether the trainer runs a separate pass for the logprobs of the policy before the first step."""
+    """Whether the trainer runs a separate pass for the logprobs of the policy before the first step.
+
+    The same as `training.prepare.needs_old_pass`, whose module imports torch.
+    """
     algo = config.algo
-    if not compares_policies(algo) or algo.use_rollout_logprobs:
+    if not compares_policies(algo):
         return False
-    normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
     several = (config.batch.num_steps_per_rollout or 1) * algo.ppo_epochs > 1
-    return several or normalized or algo.kl_coef > 0 or not config.train.reuse_logprobs
+    if algo.use_rollout_logprobs:
+        return algo.use_rollout_entropy and several
+    normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
+    before_loss = algo.kl_coef > 0 or (algo.opd_kl_coef > 0 and algo.opd_kl == OpdKl.sampled)
+    return several or normalized or before_loss or not config.train.reuse_logprobs

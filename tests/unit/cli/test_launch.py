@@ -120,6 +120,18 @@ def test_the_run_folder_is_the_same_for_every_start(folder: Path) -> None:
     assert "run.dir=/data/runs/quickstart-" in config_map["data"]["run.sh"]
 
 
+@pytest.mark.parametrize("name", ["50%", 'a"b', "a\\b"])
+def test_a_folder_that_would_break_the_script_is_refused(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).mkdir()
+    monkeypatch.chdir(folder / name)
+    (error,) = errors(capsys, *SLURM)
+    assert error.startswith("--workdir must be an absolute path without")
+    assert error.endswith("run this in another folder, or add --workdir <folder>")
+    assert main([*SLURM, "--workdir", "/shared"]) == 0
+
+
 def test_a_reference_to_a_variable_makes_it_required(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
     assert main([*SLURM, "--output", "a", "logging.wandb.key='${oc.env:MY_KEY}'"]) == 0

@@ -52,6 +52,22 @@ def test_what_is_offloaded_needs_host_memory() -> None:
     assert needs(*gpu).memory_gib > kept + 340
 
 
+def test_the_moments_of_adam_on_the_host_need_its_memory() -> None:
+    on_host = ["experiment=qwen3_4b_grpo", "optim.name=deepspeed_cpu_adam"]
+    plain, host = needs("experiment=qwen3_4b_grpo").memory_gib, needs(*on_host).memory_gib
+    # 8 bytes for each of 4e9 parameters, times 1.25, rounded to 16 GiB.
+    assert 32 <= host - plain <= 48
+    adapters = "train.lora.rank=8"
+    assert needs(*on_host, adapters).memory_gib == needs("experiment=qwen3_4b_grpo", adapters).memory_gib
+
+
+def test_the_reference_of_megatron_core_is_on_the_host() -> None:
+    given = ["experiment=qwen3_4b_grpo", "train=megatron", "cluster.offload_train=false"]
+    alone, both = (needs(*given, f"algo.use_kl_loss={text}").memory_gib for text in ("false", "true"))
+    # 4e9 weights of 2 bytes on each of 4 ranks, times 1.25, rounded to 16 GiB.
+    assert 32 <= both - alone <= 48
+
+
 def test_given_sizes_replace_those_of_the_plan() -> None:
     found = needs("experiment=qwen3_4b_grpo", cpus=3, memory_gib=5)
     assert (found.cpus, found.memory_gib, found.gpus) == (3, 5, 8)

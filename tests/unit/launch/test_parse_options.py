@@ -46,7 +46,8 @@ def test_a_switch_takes_no_value() -> None:
         ("slurm", ["--workdir", "here"], "--workdir must be an absolute path"),
         ("slurm", ["--workdir", '/a"; rm -rf /'], "--workdir must be an absolute path"),
         ("slurm", ["--partition", "a b"], "--partition must have letters"),
-        ("kuberay", ["--claim", "Big_One"], "--claim must have at most 47 lower-case letters"),
+        ("kuberay", ["--claim", "Big_One"], "--claim must have at most 253 lower-case letters"),
+        ("kuberay", ["--name", "a" * 48], "--name must have at most 47 lower-case letters"),
         ("kuberay", ["--retries", "-1"], "--retries must be an integer, at least 0, got -1"),
         ("skypilot", ["--bucket", "mine"], "--bucket must be the URL of a bucket, got mine; write e.g. --bucket s3://"),
     ],
@@ -54,6 +55,13 @@ def test_a_switch_takes_no_value() -> None:
 def test_a_wrong_option_is_one_error(launcher: str, argv: list[str], error: str) -> None:
     found = errors(launcher, *argv)
     assert len(found) == 1 and error in found[0], found
+
+
+@pytest.mark.parametrize("flag", ["--claim", "--secret", "--token-secret", "--service-account", "--namespace"])
+def test_objects_of_kubernetes_have_longer_names_than_a_job(flag: str) -> None:
+    name = "wandb.keys-of-the-whole-team-0123456789-0123456789-0123456789"
+    given = parse_launch_arguments("kuberay", ["--image", "x", "--claim", "c", flag, name])
+    assert given.problems == []
 
 
 def test_all_mistakes_are_reported_together() -> None:

@@ -31,6 +31,11 @@ def test_whole_nodes_are_taken_with_their_memory() -> None:
     ]
 
 
+def test_memory_that_is_asked_for_is_that_of_whole_nodes_too() -> None:
+    found = directives(write_slurm(make_job(), SlurmOptions(workdir="/w", memory=512)))
+    assert "--mem=512G" in found and "--exclusive" in found and "--mem=0" not in found
+
+
 def test_a_part_of_a_node_is_requested_by_size() -> None:
     needs = NodeNeeds(num_nodes=1, gpus=0, cpus=2, memory_gib=4, is_whole=False, slots=2)
     found = directives(write_slurm(make_job(needs=needs), OPTIONS))

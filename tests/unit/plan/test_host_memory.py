@@ -96,6 +96,22 @@ def test_roles_have_the_shapes_of_their_own_files(tmp_path: Path) -> None:
     assert found.critic.weights == found.host.models["critic"]
 
 
+@pytest.mark.parametrize("role", ["teacher", "reference"])
+def test_a_model_that_scores_can_need_more_than_the_policy(role: str, tmp_path: Path) -> None:
+    large = {"num_hidden_layers": 126, "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **large}))
+    words = {
+        "teacher": ("algo.opd_kl_coef=0.1", f"model.teacher_load={tmp_path}", "algo.use_kl_loss=false"),
+        "reference": (f"model.ref_load={tmp_path}", "algo.use_kl_loss=true"),
+    }
+    moves = ("cluster=one_node_colocate", "cluster.offload_train_mode=move", *words[role])
+    found = plan(*moves)
+    # Moved to the GPU to score, alone: 405e9 float32 weights over 8 ranks do not fit on a GPU of 80 GB.
+    (budget,) = found.memory_budgets
+    assert found.trainer is not None and budget.parts[role] == getattr(found.trainer, role) > 150e9
+    assert "optimizer" not in budget.parts and not budget.fits
+
+
 def test_supervised_training_syncs_no_weights() -> None:
     found = plan(experiment="sft").host
     assert found is not None and found.sync == 0

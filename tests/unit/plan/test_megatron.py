@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from rlscale.architectures.architecture import Architecture
-from rlscale.config import MegatronConfig
+from rlscale.config import MegatronConfig, TrainConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import MicrobatchSpec
+from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.fsdp_memory import TrainerMemory
+from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.megatron_memory import BUCKET_BYTES, MegatronWork, megatron_memory
+from rlscale.plan.megatron_parameters import rank_parameters, trained_parameters
+from rlscale.plan.mtp_layers import NO_MTP
 
 DENSE = Architecture(
     num_layers=8,
@@ -99,10 +103,34 @@ def test_expert_parallelism_shards_weights_but_not_activations() -> None:
     assert activations(spread) == activations(whole)
 
 
-def test_a_reference_is_on_the_device_while_it_scores() -> None:
-    found = memory(work=MegatronWork(num_ranks=8, num_microbatches=4, has_reference=True))
-    assert found.phases["reference"]["its weights"] == found.reference == found.weights
-    assert memory().reference == 0 and "reference" not in memory().phases
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_router_and_latents_are_whole_on_every_tensor_parallel_rank(pipeline: int) -> None:
+    a = replace(EXPERTS, qk_norm=False, q_rank=256, kv_rank=128, nope_dim=64, rope_dim=32, value_dim=64, num_heads=8)
+    sizes = {"pipeline_model_parallel_size": pipeline, "core_args": {"expert_tensor_parallel_size": 1}}
+    whole, cut = (memory(a, tensor_model_parallel_size=number, **sizes).weights / 2 for number in (1, 4))
+    layers, hidden = 8 / pipeline, 1024
+    undivided = layers * hidden * (16 + 256 + 128 + 32)
+    experts = layers * 3 * hidden * 1024 * 16
+    assert cut == pytest.approx((whole - experts - undivided) / 4 + undivided + experts)
+    frozen = find_frozen(a, TrainConfig(freeze_params=["norm"]))
+    parallel = ParallelSizes(tensor=4, pipeline=pipeline, context=1, expert=1, data=1, expert_tensor=1)
+    trained = trained_parameters(a, parallel, NO_MTP, frozen)
+    assert trained.dense == pytest.approx(rank_parameters(a, parallel, NO_MTP).dense, rel=1e-3)
+
+
+@pytest.mark.parametrize("role", ["reference", "teacher"])
+def test_a_model_that_scores_is_on_the_device_while_it_does(role: str) -> None:
+    work = MegatronWork(num_ranks=8, num_microbatches=4, scorers={role: DENSE})
+    found, on_gpu = memory(work=work), memory(work=work, micro=replace(MICRO, device="cuda"))
+    assert found.phases[role]["its weights"] == getattr(found, role) == found.weights
+    # Its weights are on the host until they are copied.
+    assert on_gpu.phases[role]["its weights"] == on_gpu.weights and getattr(on_gpu, role) == 0
+    assert getattr(memory(), role) == 0 and role not in memory().phases
+    # Of another architecture it is a separate model, divided as the policy.
+    large = replace(DENSE, num_layers=16)
+    work = replace(work, scorers={role: large})
+    separate = memory(work=work, micro=replace(MICRO, device="cuda"), tensor_model_parallel_size=2)
+    assert getattr(separate, role) == 2 * large.parameters / 2 and role not in separate.phases
 
 
 def test_a_critic_has_no_logits_and_no_weight_sync() -> None:
@@ -116,7 +144,7 @@ def test_only_adapters_have_gradients_and_states() -> None:
     # q, k, v, o, gate, up and down of 8 layers; A and B together rank * (in + out).
     hidden, keys, inner = DENSE.hidden_size, 4 * 64, DENSE.intermediate_size
     numbers = 8 * 16 * (2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner))
-    assert whole.weights == plain.weights
+    assert whole.weights == plain.weights + 2 * numbers
     assert all(phase["gradients"] == 4 * numbers for phase in whole.phases.values())
     assert whole.optimizer == 12 * numbers / 8  # divided over the data-parallel ranks
     # Of column-parallel layers the ranks divide B, of row-parallel ones A: the half of width `hidden` is whole.

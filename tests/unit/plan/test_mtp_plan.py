@@ -44,7 +44,8 @@ def test_the_last_stage_has_the_layers_and_a_copy_of_the_embedding() -> None:
     assert rank_parameters(a, one, mtp).total - rank_parameters(a, one, NO_MTP).total == mtp.parameters(a)
     plain, own = rank_parameters(a, two, NO_MTP), rank_parameters(a, two, mtp)
     assert own.experts - plain.experts == mtp.expert_parameters(a) / 4
-    assert own.dense - plain.dense == (mtp.parameters(a) - mtp.expert_parameters(a) + table) / 2
+    router = a.num_experts * a.hidden_size  # whole on both tensor-parallel ranks
+    assert own.dense - plain.dense == (mtp.parameters(a) - mtp.expert_parameters(a) + table + router) / 2
     # Frozen layers leave the copy trained, as the embedding is.
     trained = trained_parameters(a, two, mtp, NONE_FROZEN)
     assert (trained.experts, trained.dense - plain.dense) == (plain.experts, table / 2)

@@ -94,6 +94,12 @@ def test_an_input_may_be_a_copy_but_must_be_the_same(found: str | None, message:
         ("NCCL_SOCKET_IFNAME", "en", False),
         ("NCCL_SOCKET_IFNAME", "=en", True),
         ("NCCL_SOCKET_IFNAME", "^docker", False),
+        ("NCCL_SOCKET_IFNAME", "^docker,virbr", False),
+        ("NCCL_SOCKET_IFNAME", "eth,ens", False),
+        ("NCCL_SOCKET_IFNAME", "=eth0,ens3", False),
+        ("NCCL_SOCKET_IFNAME", "=eth0,ens", True),
+        ("NCCL_SOCKET_IFNAME", "ens3:4000", False),
+        ("GLOO_SOCKET_IFNAME", "eth0,ens3", True),
     ],
 )
 def test_interfaces_must_exist_on_every_node(variable: str, value: str, is_wrong: bool) -> None:

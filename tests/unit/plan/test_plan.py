@@ -74,7 +74,7 @@ def test_adapters_need_neither_moments_nor_gradients_of_the_weights() -> None:
     # Qwen3-4B: q, k, v, o, gate, up and down of 36 layers; A and B together rank * (in + out); 4 ranks.
     numbers = 36 * 16 * (2560 + 4096 + 2 * (2560 + 1024) + 4096 + 2560 + 3 * (2560 + 9728))
     assert adapted.optimizer == 8 * numbers / 4
-    assert adapted.weights == plain.weights and adapted.step < plain.step
+    assert adapted.weights == plain.weights + 4 * numbers / 4 and adapted.step < plain.step
     several = [plan(*overrides, "batch.max_tokens_per_gpu=2048").trainer for overrides in ([], ["train.lora.rank=16"])]
     gradients = [each.phases["logits"]["gradients"] for each in several if each is not None]
     assert gradients[1] == pytest.approx(4 * numbers) and gradients[0] > 50 * gradients[1]
@@ -163,6 +163,14 @@ def test_a_colocated_gpu_has_trainer_and_engine() -> None:
     together = plan("rollout=sglang", "cluster=one_node_colocate", *stays)
     (budget,) = together.memory_budgets
     assert {"weights", "engine weights"} <= budget.parts.keys()
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("auto", 1), ("fp8_e5m2", 2), ("bfloat16", 1), ("fp4_e2m1", 32 / 9)])
+def test_a_cache_in_lower_precision_holds_more_tokens(dtype: str, factor: float) -> None:
+    plain, found = plan().engine, plan(f"sglang.kv_cache_dtype={dtype}").engine
+    assert plain is not None and found is not None
+    assert found.cache_tokens == pytest.approx(factor * plain.cache_tokens, rel=1e-5)
+    assert found.cache == plain.cache
 
 
 def test_a_gpu_with_offloading_needs_memory_for_the_larger_part() -> None:
@@ -258,10 +266,64 @@ def test_decoding_is_bound_by_memory_and_training_by_compute() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [((), False), (("batch.num_steps_per_rollout=2", "batch.global_batch_size=128"), True),
-     (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False)],
+     (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False),
+     (("algo.opd_kl_coef=0.1", "model.teacher_load=/no/such"), True),
+     (("algo.opd_kl_coef=0.1", "algo.opd_kl=full", "model.teacher_load=/no/such"), False),
+     (("algo.use_rollout_logprobs=true", "algo.use_rollout_entropy=true", "algo.ppo_epochs=2"), True)],
 )  # fmt: skip
 def test_the_pass_for_old_logprobs_is_counted_if_it_runs(overrides: tuple[str, ...], expected: bool) -> None:
     assert ("old logprobs" in [part.name for part in plan(*overrides).roofline.parts]) is expected
+
+
+def seconds_of_training(*overrides: str) -> float:
+    found = plan(*overrides, response_tokens=512)
+    return next(part.seconds for part in found.roofline.parts if part.name == "forward and backward")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reached", "trained", "head"),
+    [((), 1, 1, 2), (("train.freeze_params=['layers[.]([0-9]|1[0-7])[.]','embed_tokens']",), 0.5, 0.5, 1),
+     (("train.freeze_params=['layers[.](1[89]|2[0-9]|3[0-9])[.]','embed_tokens']",), 1, 0.5, 1)],
+)  # fmt: skip
+def test_weights_that_are_frozen_have_no_gradients_to_compute(
+    overrides: tuple[str, ...], reached: float, trained: float, head: int
+) -> None:
+    found = plan(response_tokens=512)
+    cost, tokens = found.model.forward_cost, found.batches.tokens
+    linear, pairs, rows = cost.per_token, cost.per_pair * 512, cost.per_logit_row * found.batches.trainable_tokens
+    forward = tokens * (linear + pairs) + rows
+    backward = tokens * (linear * (reached + trained) + pairs * 2 * reached) + rows * head
+    again = tokens * (linear + pairs) * reached  # recomputed
+    assert found.recompute
+    assert seconds_of_training(*overrides) == pytest.approx((forward + backward + again) / (4 * 989e12), rel=1e-3)
+
+
+def test_the_backward_pass_of_adapters_has_no_gradients_of_the_base() -> None:
+    found = plan(response_tokens=512)
+    cost, tokens = found.model.forward_cost, found.batches.tokens
+    base = tokens * cost.per_token + found.batches.trainable_tokens * cost.per_logit_row
+    whole, adapters = seconds_of_training(), seconds_of_training("train.lora.rank=1")
+    assert whole - adapters == pytest.approx(base / (4 * 989e12), rel=0.01)
+
+
+def test_gradients_are_reduced_among_the_ranks_that_share_them() -> None:
+    slow = replace(H100, link_bandwidth=1e6, network_bandwidth=1e6)
+
+    def seconds(*overrides: str, experiment: str) -> float:
+        found = make_plan(config(*overrides, experiment=experiment), slow, prompt_tokens=512)
+        return next(part.seconds for part in found.roofline.parts if part.name == "forward and backward")
+
+    sizes = ("megatron.tensor_model_parallel_size=4", "megatron.expert_model_parallel_size=8",
+             "megatron.expert_tensor_parallel_size=1")  # fmt: skip
+    moe = plan(*sizes, experiment="qwen3_30b_a3b_gspo")
+    experts = 48 * 128 * 3 * 2048 * 768
+    # Two ranks share each part of the dense weights, none those of experts. Gradients of 4 bytes, weights of 2.
+    expected = moe.batches.steps * 6 * (moe.model.parameters - experts) / 4 * 1 / 2 / 1e6
+    assert seconds(*sizes, experiment="qwen3_30b_a3b_gspo") == pytest.approx(expected, rel=1e-6)
+    # FSDP gathers weights for every pass, but reduces only the gradients of adapters.
+    whole, adapters = (seconds(*words, experiment="qwen3_4b_grpo") for words in ((), ("train.lora.rank=1",)))
+    dense = plan()
+    assert whole - adapters == pytest.approx(dense.batches.steps * 4 * dense.model.parameters * 3 / 4 / 1e6, rel=0.01)
 
 
 def test_decoding_reads_the_experts_of_its_tokens() -> None:
@@ -272,6 +334,8 @@ def test_decoding_reads_the_experts_of_its_tokens() -> None:
     assert one == pytest.approx(a.active_parameters / a.parameters, rel=1e-6)
     assert many == pytest.approx(1.0)
     assert weight_fraction(plan().model, 1) == 1.0
+    every = replace(a, experts_per_token=a.num_experts)
+    assert weight_fraction(every, 1) == 1.0
 
 
 def test_expert_routing_of_a_rollout_uses_host_memory() -> None:

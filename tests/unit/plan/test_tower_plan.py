@@ -1,9 +1,12 @@
 """The vision tower in a plan: weights, frozen parts, and the activations of image tokens."""
 
+import json
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from rlscale.architectures.tower_shape import PUBLISHED
 from rlscale.config import load_config_with_notes
 from rlscale.plan import HARDWARE, Plan, make_plan
 from rlscale.plan.engine_weights import WeightFormat
@@ -39,6 +42,22 @@ def test_the_tower_is_sharded_trained_and_sent_with_the_decoder() -> None:
     without = plan("model.hf_checkpoint=someone/else")
     assert without.model.tower is None and without.model.parameters == DECODER
     assert found.model.forward_cost == without.model.forward_cost
+
+
+def test_models_with_files_on_this_machine_have_their_towers(tmp_path: Path) -> None:
+    a = plan().model
+    text = {"num_hidden_layers": a.num_layers, "num_attention_heads": a.num_heads, "head_dim": a.head_dim}
+    sizes = ("hidden_size", "intermediate_size", "vocab_size")
+    text |= {"num_key_value_heads": a.num_kv_heads, **{name: getattr(a, name) for name in sizes}}
+    vision = dict(PUBLISHED["Qwen/Qwen3-VL-4B-Instruct"])
+    content = {"model_type": "qwen3_vl", "tie_word_embeddings": True, "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = plan(f"model.hf_checkpoint={tmp_path}", "algo.advantage_estimator=ppo", "algo.use_kl_loss=true")
+    assert found.model == a and found.trainer is not None and found.critic is not None
+    assert found.trainer.reference == found.trainer.weights
+    assert found.critic.weights == found.trainer.weights, "the output layer of this model is its embedding"
+    judge = plan("reward=judge", "reward.engine.num_gpus=1", f"reward.engine.hf_checkpoint={tmp_path}").judge
+    assert judge is not None and judge.weights == 2 * a.parameters
 
 
 def test_frozen_parts_have_weights_alone() -> None:
