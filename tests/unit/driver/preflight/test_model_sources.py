@@ -280,11 +280,23 @@ def test_adapters_have_two_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"lora_alpha": 16.0}', "train.lora.alpha must be the lora_alpha=16 of the adapters in train.lora.load, got 32"),
-        ('{"lora_alpha": 8.5}', "an integer lora_alpha, got {folder}; choose others; adapter_config.json has lora_alpha="),
+        (
+            '{"lora_alpha": 16.0}',
+            "train.lora.alpha must be the lora_alpha=16 of the adapters in train.lora.load, got 32",
+        ),
+        (
+            '{"lora_alpha": 8.5}',
+            "an integer lora_alpha, got {folder}; choose others; adapter_config.json has lora_alpha=",
+        ),
         ('{"lora_alpha": 32, "use_rslora": true}', "choose others; adapter_config.json has use_rslora"),
-        ("[]", "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no"),
-        ("{", "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no"),
+        (
+            "[]",
+            "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no",
+        ),
+        (
+            "{",
+            "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no",
+        ),
     ],
 )
 def test_adapters_have_the_scale_of_the_run(tmp_path: Path, content: str, message: str) -> None:
