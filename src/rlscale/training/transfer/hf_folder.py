@@ -33,6 +33,8 @@ def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.from_pretrained(source)
     config.dtype = dtype
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # of the source: the weights are written in `dtype`
     config.save_pretrained(folder)
     # Of a hub id only a download tells whether it has this file, which many models lack.
     if _find_file(source, GENERATION_FILE) is not None:

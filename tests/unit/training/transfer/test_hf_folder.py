@@ -1,5 +1,6 @@
 """Configuration and tokenizer of an exported folder."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -32,3 +33,13 @@ def test_a_hub_id_may_lack_settings_of_generation(
     write_model_files(tmp_path / "export", source="me/mine", dtype=torch.float32)
     files = {path.name for path in (tmp_path / "export").iterdir()}
     assert {"config.json", "tokenizer_config.json"} <= files and (name in files) == has_file
+
+
+def test_the_configuration_declares_no_quantised_weights(cache: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_model(cache), source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    write_model_files(tmp_path / "export", source=str(source), dtype=torch.float32)
+    written = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert "quantization_config" not in written and written["dtype"] == "float32"
