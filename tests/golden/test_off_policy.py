@@ -99,6 +99,25 @@ def test_rejection_by_hand() -> None:
     assert sums["mis_rejectfrac"] == (2.0, 4.0)
 
 
+@pytest.mark.parametrize(
+    ("correction", "kept"),
+    [
+        (Correction(band=Band(high=10.0), veto=1e-12), [True, False]),  # e^-30 is 9e-14
+        (Correction(band=Band(high=10.0), reject=Band(low=1e-12, high=1e14)), [True, False]),
+        (Correction(band=Band(high=1e10, low=0.0), reject=Band(level="sequence", low=0.0, high=1e10)), [False, True]),
+        (Correction(band=Band(high=1e10, low=0.0), mode="mask"), [False, True]),  # e^30 is 1e13
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_thresholds_beyond_the_largest_weight_apply(
+    correction: Correction, kept: list[bool], dtype: torch.dtype
+) -> None:
+    layout = TokenLayout.from_lengths(torch.ones(2, dtype=torch.bool), lengths_S=torch.tensor([1, 1]))
+    old = torch.tensor([30.0, -30.0], dtype=dtype)
+    weights, _ = importance_weights(old, rollout_logprobs_T=torch.zeros(2), layout=layout, correction=correction)
+    assert (weights > 0).tolist() == kept
+
+
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
 @pytest.mark.parametrize("reject", [None, "token", "sequence", "geometric"])

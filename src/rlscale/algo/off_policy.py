@@ -1,7 +1,7 @@
 """Masked importance sampling (MIS), IcePop and off-policy sequence masking (OPSM).
 
 All multiply the loss only; the denominators of the reduction stay. Ratios are of the trainer's policy over the policy
-that generated the tokens, without gradient; log-ratios are clamped to +-20.
+that generated the tokens, without gradient; log-ratios of weights are clamped to +-20, those of thresholds are not.
 """
 
 from dataclasses import dataclass
@@ -41,17 +41,22 @@ class Band:
         return 1 / self.high if self.low is None else self.low, self.high
 
     def ratios(self, log_ratio_T: Tensor, *, layout: TokenLayout) -> Tensor:
-        """The ratio of this level at every token. [T]"""
-        if self.level == "sequence":
-            log_ratio_T = layout.spread(layout.sum_per_sample(log_ratio_T))
-        elif self.level == "geometric":
-            log_ratio_T = layout.spread(layout.mean_per_sample(log_ratio_T))
-        return torch.exp(log_ratio_T.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        """The ratio of this level at every token, for a weight: within e^+-20. [T]"""
+        return torch.exp(self._of_level(log_ratio_T, layout=layout).clamp(-MAX_EXPONENT, MAX_EXPONENT))
 
-    def contains(self, ratio_T: Tensor) -> Tensor:
-        """True where the ratio is within the bounds. [T] bool"""
+    def contains(self, log_ratio_T: Tensor, *, layout: TokenLayout) -> Tensor:
+        """True where the ratio of this level is within the bounds. [T] bool"""
+        # Not clamped: a bound beyond e^+-20 would never be exceeded.
+        ratio_T = torch.exp(self._of_level(log_ratio_T, layout=layout))
         low, high = self.bounds
         return (ratio_T >= low) & (ratio_T <= high)
+
+    def _of_level(self, log_ratio_T: Tensor, *, layout: TokenLayout) -> Tensor:
+        if self.level == "sequence":
+            return layout.spread(layout.sum_per_sample(log_ratio_T))
+        if self.level == "geometric":
+            return layout.spread(layout.mean_per_sample(log_ratio_T))
+        return log_ratio_T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,19 +104,19 @@ def importance_weights(
     """
     log_ratio_T = _log_ratio(old_logprobs_T, rollout_logprobs_T=rollout_logprobs_T, layout=layout)
     ratio_T = correction.band.ratios(log_ratio_T, layout=layout)
-    weight_T = _bounded(ratio_T, correction=correction)
+    weight_T = _bounded(ratio_T, log_ratio_T=log_ratio_T, layout=layout, correction=correction)
     sums: Sums = {
         "mis_ratio": layout.sum_and_count(ratio_T),
         "mis_weight": _mean_parts(weight_T, layout=layout, level=correction.band.level),
         "mis_clipfrac": layout.sum_and_count((weight_T != ratio_T).to(ratio_T.dtype)),
     }
     if correction.reject is not None:
-        keep_T = correction.reject.contains(correction.reject.ratios(log_ratio_T, layout=layout))
+        keep_T = correction.reject.contains(log_ratio_T, layout=layout)
         weight_T = zero_masked(weight_T, mask_T=keep_T)
         sums["mis_rejectfrac"] = layout.sum_and_count((~keep_T).to(ratio_T.dtype))
     if correction.veto is not None:
         # One low token drops its response: counted per sample, then broadcast to all of its tokens.
-        is_low_T = torch.exp(log_ratio_T.clamp(-MAX_EXPONENT, MAX_EXPONENT)) < correction.veto
+        is_low_T = torch.exp(log_ratio_T) < correction.veto
         vetoed_T = layout.spread(layout.sum_per_sample(is_low_T.to(ratio_T.dtype))) > 0
         weight_T = zero_masked(weight_T, mask_T=~vetoed_T)
         sums["mis_vetofrac"] = layout.sum_and_count(vetoed_T.to(ratio_T.dtype))
@@ -151,10 +156,10 @@ def _log_ratio(old_logprobs_T: Tensor, *, rollout_logprobs_T: Tensor, layout: To
     return old_T - rollout_T
 
 
-def _bounded(ratio_T: Tensor, *, correction: Correction) -> Tensor:
+def _bounded(ratio_T: Tensor, *, log_ratio_T: Tensor, layout: TokenLayout, correction: Correction) -> Tensor:
     low, high = correction.band.bounds
     if correction.mode == "mask":
-        return zero_masked(ratio_T, mask_T=correction.band.contains(ratio_T))
+        return zero_masked(ratio_T, mask_T=correction.band.contains(log_ratio_T, layout=layout))
     return ratio_T.clamp(max=high) if correction.mode == "truncate" else ratio_T.clamp(low, high)
 
 

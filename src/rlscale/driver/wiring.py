@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlscale.cluster.ray_session import Bundles
 from rlscale.config import LossType
-from rlscale.config.groups.algo import compares_policies
+from rlscale.config.groups.algo import AdvantageEstimator, compares_policies
 from rlscale.config.rules import reads_buffer, uses_engines
 from rlscale.control.engine_sleep import released_engines
 from rlscale.control.loop_config import LoopConfig
@@ -31,7 +31,7 @@ from rlscale.protocols import RolloutSource, Trainers
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory
 from rlscale.rollout.generated import GeneratedRollouts, eval_params, sampling_params
-from rlscale.rollout.group_filters import GroupFilters
+from rlscale.rollout.group_filters import GroupFilters, by_named_rewards
 from rlscale.rollout.sft import labelled_group
 from rlscale.rollout.timeline import Timelines
 from rlscale.rollout.user_rollout import UserRollout
@@ -115,11 +115,14 @@ def _load_filters(prepared: PreparedRun) -> GroupFilters:
     dynamic = load("sampling.dynamic_filter_path", sampling.dynamic_filter_path)
     buffer = load("sampling.buffer_filter_path", sampling.buffer_filter_path)
     is_builtin = (sampling.dynamic_filter_path or "").startswith("rlscale.")
-    return GroupFilters(
-        # The built-in ones take microseconds.
-        dynamic=dynamic.function if dynamic is not None and is_builtin else dynamic,
-        buffer=buffer,
-    )
+    if dynamic is None or not is_builtin:
+        return GroupFilters(dynamic=dynamic, buffer=buffer)
+    # The built-in ones take microseconds.
+    function = dynamic.function
+    algo = config.algo
+    if algo.advantage_estimator == AdvantageEstimator.gdpo and algo.custom_advantage_function_path is None:
+        function = by_named_rewards(function)
+    return GroupFilters(dynamic=function, buffer=buffer)
 
 
 def build_hooks(prepared: PreparedRun) -> RolloutHooks:

@@ -1,10 +1,14 @@
-"""Layers that `train.lora.target_modules` may name, without torch."""
+"""Layers that `train.lora.target_modules` may name, and the scale of adapters of `train.lora.load`; without torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from rlscale.errors import Problem
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 _MLP_PARTS = frozenset(("gate", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"))
 """Last name components of the weights of routers, experts, shared experts and dense MLPs."""
@@ -41,3 +45,34 @@ def check_targets(targets: Sequence[str] | None, names: Collection[str], *, line
             fix=f"adapters of experts cannot be merged for engines and exports; choose from [{good}]",
         )
     ]
+
+
+_OTHER_SCALES = ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern")
+"""Settings of peft with which an adapter is not W + alpha / rank * B A."""
+
+
+def check_scale(folder: Path, *, alpha: int) -> list[Problem]:
+    """Problem of adapters in peft's format that were trained with another scale than the run uses.
+
+    Args:
+        folder: value of `train.lora.load`.
+        alpha: value of `train.lora.alpha`.
+    """
+    try:
+        given = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        found = given["lora_alpha"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        rule = "be a folder of adapters in peft's format"
+        fix = f"{ADAPTER_CONFIG} has no lora_alpha ({type(error).__name__}: {error}); check the path"
+        return [Problem(path="train.lora.load", rule=rule, value=str(folder), fix=fix)]
+    other = [name for name in _OTHER_SCALES if given.get(name)]
+    if found != alpha and not (isinstance(found, int | float) and found > 0 and float(found).is_integer()):
+        other.append(f"lora_alpha={found}")
+    if other:
+        rule = "be adapters of the scale lora_alpha / r, with an integer lora_alpha"
+        fix = f"choose others; {ADAPTER_CONFIG} has {', '.join(other)}"
+        return [Problem(path="train.lora.load", rule=rule, value=str(folder), fix=fix)]
+    if found == alpha:
+        return []
+    rule = f"be the lora_alpha={found:g} of the adapters in train.lora.load"
+    return [Problem(path="train.lora.alpha", rule=rule, value=str(alpha), fix=f"set it to {found:g}")]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlscale.errors import ConfigError, HookError, Problem
 from rlscale.plugins.user_hook import UserHook, shown
-from rlscale.types import Group
+from rlscale.types import REWARD_WEIGHTS, REWARDS, Group
 
 DynamicFilter = Callable[[Group], "bool | str | Awaitable[bool | str]"]
 BufferFilter = Callable[[Sequence[Group], int], "Sequence[Group] | Awaitable[Sequence[Group]]"]
@@ -22,22 +22,43 @@ EQUAL = 1e-8
 """Rewards of a group whose range is smaller are equal: rounding of a reward model is no signal."""
 
 
-def reward_std(group: Group) -> bool | str:
-    """Keeps groups whose rewards differ: the advantages of the others are 0 (DAPO, arXiv:2503.14476, section 3.2).
+def reward_std(group: Group, *, by_name: bool = False) -> bool | str:
+    """Keeps groups whose rewards differ: those of the others give no gradient (DAPO, arXiv:2503.14476, section 3.2).
 
-    A group of one trajectory is kept. A trajectory counts once, however many samples it has. verl:
-    `algorithm.filter_groups`. slime: `check_reward_nonzero_std`.
+    A group of one trajectory is kept. A trajectory counts once, however many samples it has. Rewards are those of the
+    graders: as in DAPO, the penalty of `algo.overlong_buffer_len` keeps no group. verl: `algorithm.filter_groups` with
+    `metric=acc`. slime: `check_reward_nonzero_std`.
+
+    Args:
+        by_name: keep a group also if only its weighted named rewards differ and their sums do not.
     """
     rewards = group.trajectory_rewards()
-    return len(rewards) < 2 or max(rewards) - min(rewards) > EQUAL or "equal_rewards"
+    columns = [rewards, *(_named_rewards(group) if by_name else [])]
+    return len(rewards) < 2 or any(max(column) - min(column) > EQUAL for column in columns) or "equal_rewards"
 
 
-def reward_std_with_fallback(group: Group) -> bool | str:
+def reward_std_with_fallback(group: Group, *, by_name: bool = False) -> bool | str:
     """As `reward_std`, but a rollout is filled with dropped groups rather than with further prompts.
 
     slime: `check_reward_nonzero_std_with_fallback`.
     """
-    return reward_std(group)
+    return reward_std(group, by_name=by_name)
+
+
+def by_named_rewards(function: DynamicFilter) -> DynamicFilter:
+    """The filter for an estimator that normalises each named reward (gdpo): equal sums may hide a gradient."""
+    if function in (reward_std, reward_std_with_fallback):
+        return partial(function, by_name=True)
+    return function
+
+
+def _named_rewards(group: Group) -> list[list[float]]:
+    """The rewards of the trajectories by each name with a weight; empty if one of them has no named rewards."""
+    found = {each.index: each.metadata for each in group.samples if each.reward is not None}.values()
+    if not all(REWARD_WEIGHTS in metadata for metadata in found):
+        return []
+    names = {name for metadata in found for name, weight in metadata[REWARD_WEIGHTS].items() if weight}
+    return [[metadata[REWARDS][name] for metadata in found] for name in sorted(names)]
 
 
 reward_std_with_fallback.fills_rollouts = True  # type: ignore[attr-defined]

@@ -62,7 +62,7 @@ class GroupSettings:
     reward_key: str | None = None
     max_retries: int = 2  # fresh starts of a trajectory whose infrastructure failed
     max_versions: int | None = None  # of the weights of one trajectory; None: no limit
-    mask_off_policy: bool = False  # tokens of earlier weights than the last of a continued trajectory
+    mask_off_policy: bool = False  # tokens of earlier weights than the last of a trajectory or continued group
     round_tokens: int | None = None  # of each trajectory, after which `run` returns it unfinished; None: no limit
     generate: Generate | None = None  # by the user; None: one request
     source: str | None = None  # of the prompts, for messages; None: that of the scorer
@@ -111,8 +111,7 @@ class GroupGenerator:
         if any(sample.status in _UNFINISHED for sample in group.samples):
             return group
         if self._settings.mask_off_policy:
-            for sample in group.samples:
-                _mask_earlier_versions(sample)
+            _mask_earlier_versions(group.samples, is_continued=before is not None)
         key, source = self._settings.reward_key, self._settings.source
         await grade_group(group, self._rewards, timelines=self._timelines, key=key, source=source)
         if self.teachers is not None:
@@ -232,7 +231,15 @@ def _to_group(index: int, prompt: Prompt, trajectories: Sequence[Trajectory]) ->
     )
 
 
-def _mask_earlier_versions(sample: Sample) -> None:
-    """Masks tokens that older weights generated than the newest weights of the sample."""
-    if len(sample.weight_versions):
-        sample.loss_mask = sample.loss_mask * (sample.weight_versions == sample.weight_versions.max()).astype(np.uint8)
+def _mask_earlier_versions(samples: Sequence[Sample], *, is_continued: bool) -> None:
+    """Masks tokens that older weights generated than the newest ones of the trajectory, or of a continued group.
+
+    A continued group keeps its trajectories that were finished before: their rewards count, their tokens do not.
+    """
+    newest: dict[int, int] = {}
+    for sample in samples:
+        place = 0 if is_continued else sample.index
+        newest[place] = max(newest.get(place, -1), int(sample.weight_versions.max(initial=-1)))
+    for sample in samples:
+        is_newest = sample.weight_versions == newest[0 if is_continued else sample.index]
+        sample.loss_mask = sample.loss_mask * is_newest.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The time limits of user functions, from the keys of a config to the call."""
+"""The time limits of user functions and the built-in filters, from the keys of a config to the call."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +74,24 @@ def test_timelines_keep_as_many_trajectories_as_the_key_says(tmp_path: Path, num
         timelines.open([2 * index, 2 * index + 1])
         timelines.close(group_of(index), "trained")
     assert len(timelines.close_page().groups) == num_groups
+
+
+@pytest.mark.parametrize(("estimator", "reason"), [("gdpo", None), ("grpo", "equal_rewards")])
+@pytest.mark.parametrize("fallback", ["", "_with_fallback"])
+def test_the_filter_of_gdpo_compares_each_named_reward(
+    tmp_path: Path, pool: EnginePool, fallback: str, estimator: str, reason: str | None
+) -> None:
+    filter_path = f"sampling.dynamic_filter_path=rlscale.rollout.group_filters:reward_std{fallback}"
+    run = prepared(tmp_path, filter_path, f"algo.advantage_estimator={estimator}")
+    group = group_of(0)
+    # The sums are equal, and both estimators get them; gdpo normalises the two columns separately.
+    for sample, names in zip(group.samples, ({"right": 1.0, "short": 0.0}, {"right": 0.0, "short": 1.0}), strict=True):
+        sample.reward, sample.metadata["rewards"] = 1.0, names
+        sample.metadata["reward_weights"] = {"right": 1.0, "short": 1.0}
+    with RewardRunner(lambda sample: 1.0) as rewards:
+        source = build_source(run, pool, OpenRewards(training=rewards), folder=tmp_path, generators=Generators(run))
+    assert source.reason_to_drop(group) == reason
+    assert source.settings.is_filled == bool(fallback)
 
 
 @pytest.fixture(autouse=True)

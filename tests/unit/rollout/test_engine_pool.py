@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import SessionFactory, group_seed
-from rlscale.rollout.group_generator import GroupGenerator, GroupSettings
-from rlscale.types import EngineAddress, Failure, Generation, Prompt, Sample, SamplingParams
+from rlscale.rollout.group_age import reason_to_drop
+from rlscale.rollout.group_generator import GroupGenerator, GroupSettings, _mask_earlier_versions
+from rlscale.types import EngineAddress, Failure, Generation, Group, Prompt, Sample, SampleStatus, SamplingParams
 
 PROMPT = Prompt(index=0, text="ab", token_ids=(1, 2), label="c")
 PARAMS = SamplingParams(max_new_tokens=2, sampling_seed=5)
@@ -102,6 +104,42 @@ async def test_a_group_contains_one_sample_for_each_answer() -> None:
     assert group.samples[1].tokens.tolist() == [1, 2, 7, 1]
     assert group.samples[1].loss_mask.tolist() == [1, 1]
     assert engine.seeds == [group.samples[0].seed]
+
+
+def sample_of(index: int, *, versions: Sequence[int], status: SampleStatus, path: int = 0) -> Sample:
+    """A path of trajectory `index` with one token of each version; -1 is a token of a tool."""
+    sample = Sample(index=index, group_index=0, prompt=PROMPT, seed=index, path=path, status=status)
+    sample.append([7] * len(versions), logprobs=[-1.0] * len(versions), weight_versions=versions)
+    sample.loss_mask = (sample.weight_versions >= 0).astype(np.uint8)
+    return sample
+
+
+async def test_a_continued_group_trains_on_its_newest_weights_only() -> None:
+    # One trajectory was finished by version 0, the other was aborted and is continued by version 1.
+    completed = sample_of(0, versions=[0, 0], status=SampleStatus.completed)
+    aborted = sample_of(1, versions=[0], status=SampleStatus.aborted)
+    before = Group(index=0, prompt=PROMPT, samples=[completed, aborted])
+    engine = SlowEngine("engine 0", version=1)
+    engine.release.set()
+    settings = GroupSettings(num_samples=2, mask_off_policy=True)
+    generator = GroupGenerator(SessionFactory(pool_of(engine), PARAMS), NoScorer(), settings)
+    group = await generator.run(0, PROMPT, versions=(1, 1), before=before)
+    assert [sample.weight_versions.tolist() for sample in group.samples] == [[0, 0], [0, 1, 1]]
+    assert [sample.loss_mask.tolist() for sample in group.samples] == [[0, 0], [0, 1, 1]]
+    assert reason_to_drop(group, oldest=1) is None, "it need not be generated again"
+
+
+def test_earlier_weights_are_those_of_the_trajectory() -> None:
+    # Trajectory 0 was continued by version 1, and has forked: its first path has tokens of version 0 alone.
+    completed = SampleStatus.completed
+    samples = [
+        sample_of(0, versions=[0, -1, 0], status=completed),
+        sample_of(0, versions=[0, -1, 1], status=completed, path=1),
+        sample_of(1, versions=[0, 0], status=completed),
+        sample_of(2, versions=[], status=completed),
+    ]
+    _mask_earlier_versions(samples, is_continued=False)
+    assert [sample.loss_mask.tolist() for sample in samples] == [[0, 0, 0], [0, 0, 1], [1, 1], []]
 
 
 def test_seeds_differ_by_run_purpose_and_group() -> None:

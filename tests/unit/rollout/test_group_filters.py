@@ -7,7 +7,7 @@ import pytest
 from rlscale.config import load_config
 from rlscale.errors import ConfigError
 from rlscale.plugins.load_plugin import load_plugin
-from rlscale.rollout.group_filters import GroupFilters, accuracy_limits
+from rlscale.rollout.group_filters import GroupFilters, accuracy_limits, reward_std
 from rlscale.rollout.group_generator import MAX_BACKOFF_S, _backoff_s
 from rlscale.types import Group, Prompt, Sample
 
@@ -59,6 +59,24 @@ def test_paths_of_one_trajectory_count_once() -> None:
     group = group_of([1, 1, 1, 1, 0], ids=[0, 0, 0, 1, 2])
     assert filters_of(f"{FILTERS}:accuracy_band").reason_to_drop(group) is None
     assert filters_of(f"{FILTERS}:reward_std").reason_to_drop(group_of([1, 1, 1], ids=[0, 0, 0])) is None
+
+
+def named(group: Group, *, weights: dict[str, float], rewards: Sequence[dict[str, float]]) -> Group:
+    """The group with named rewards."""
+    for sample, names in zip(group.samples, rewards, strict=True):
+        sample.metadata |= {"rewards": names, "reward_weights": weights}
+    return group
+
+
+def test_equal_sums_of_different_named_rewards_differ_by_name() -> None:
+    rewards = [{"a": 1.0, "b": 0.0, "c": 1.0}, {"a": 0.0, "b": 1.0, "c": 7.0}]
+    group = named(group_of([1, 1]), weights={"a": 1.0, "b": 1.0, "c": 0.0}, rewards=rewards)
+    assert reward_std(group) == "equal_rewards" and reward_std(group, by_name=True) is True
+    # A reward that does not count gives no gradient.
+    group = named(group_of([1, 1]), weights={"c": 0.0}, rewards=rewards)
+    assert reward_std(group, by_name=True) == "equal_rewards"
+    # Graded by the user's generate function: there are no names.
+    assert reward_std(group_of([1, 1]), by_name=True) == "equal_rewards"
 
 
 def test_the_filter_of_dapo_drops_equal_rewards() -> None:

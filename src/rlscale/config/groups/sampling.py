@@ -64,7 +64,9 @@ class SamplingConfig(ConfigGroup):
     """
 
     mask_offpolicy_in_partial_rollout: bool = False
-    """Mask the tokens of continued groups that earlier weights generated. Needs `sampling.partial_rollout`."""
+    """Mask the tokens of a trajectory or a continued group that earlier weights generated than its newest ones. Needs
+    `sampling.partial_rollout`.
+    """
 
     round_tokens: Annotated[int | None, Field(gt=0)] = None
     """Generate a partial rollout in rounds of this many tokens: all groups in flight end a round together, and those

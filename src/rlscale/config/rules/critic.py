@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlscale.config.errors import show
 from rlscale.config.groups.algo import AdvantageEstimator, uses_critic
 from rlscale.config.rules.conditions import has_critic_ranks, num_critic_ranks, ranks_per_model, samples_per_step
-from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -34,16 +33,15 @@ def parallel_sizes_divide_critic_ranks(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def batch_divides_among_critic_ranks(config: RunConfig) -> list[Problem]:
-    """Every data-parallel rank gets the same number of samples of a step, as for the policy."""
+def every_critic_rank_has_a_sample(config: RunConfig) -> list[Problem]:
+    """As for the policy: a rank may get fewer samples of a step than another, but not none in every step."""
     shared, ranks, size = ranks_per_model(config), num_critic_ranks(config), samples_per_step(config)
-    if not has_critic_ranks(config) or ranks % shared or size % (ranks // shared) == 0:
-        return []
     parts = ranks // shared
-    # The largest number of parts that divides the samples and is not above the present one.
-    fewer = max(number for number in divisors(size) if number <= parts)
-    rule = f"make the number of data-parallel critic ranks a divisor of {size}, the samples of an optimiser step"
-    fix = f"set it and cluster.critic_num_nodes for {fewer * shared} ranks, or change batch.global_batch_size"
+    # More steps than samples leave none; another rule reports it.
+    if not has_critic_ranks(config) or ranks % shared or size >= parts or size == 0:
+        return []
+    rule = f"make the number of data-parallel critic ranks at most {size}, the samples of an optimiser step"
+    fix = f"set it and cluster.critic_num_nodes for {size * shared} ranks, or set a larger batch.global_batch_size"
     value = f"{parts} data-parallel ranks"
     return [Problem(path="cluster.critic_num_gpus_per_node", rule=rule, value=value, fix=fix)]
 

@@ -22,7 +22,7 @@ from rlscale.config import (
 )
 from rlscale.config.rules.model import architecture_field
 from rlscale.errors import ConfigError, DataError, Problem
-from rlscale.models.adapter_targets import check_targets
+from rlscale.models.adapter_targets import ADAPTER_CONFIG, check_scale, check_targets
 from rlscale.models.model_path import check_offline, looks_like_path
 from rlscale.models.parameter_names import folder_parameters, merged_by_megatron, tiny_parameters
 from rlscale.models.resolve_model import check_model, is_hf_folder, resolve_model
@@ -120,15 +120,15 @@ def check_trained_parameters(config: RunConfig) -> list[Problem]:
 
 
 def check_adapters(config: RunConfig) -> list[Problem]:
-    """Problem of `train.lora.load` without adapters in peft's format."""
+    """Problem of `train.lora.load` without adapters in peft's format, or with those of another scale."""
     lora = config.train.lora
     if lora.load is None or not lora.rank or config.debug.rollout_only:
         return []
-    names = ("adapter_config.json", "adapter_model.safetensors")
+    names = (ADAPTER_CONFIG, "adapter_model.safetensors")
     folder = Path(os.path.expanduser(lora.load))
     missing = [name for name in names if not (folder / name).is_file()]
     if not missing:
-        return []
+        return check_scale(folder, alpha=lora.alpha)
     fix = f"it has no {' and no '.join(missing)}; check the path"
     return [Problem(path="train.lora.load", rule="be a folder of adapters in peft's format", value=lora.load, fix=fix)]
 

@@ -24,7 +24,7 @@ from rlscale.training.cpu.onednn_linear import use_onednn
 from rlscale.training.fsdp.shards import load_shards
 from rlscale.training.fsdp.vision import use_vision_forward
 from rlscale.training.modules.freeze import freeze_parameters
-from rlscale.training.modules.logprob_head import replace_with_logprob_head
+from rlscale.training.modules.logprob_head import output_layer, replace_with_logprob_head
 from rlscale.training.modules.lora import add_adapters
 from rlscale.training.modules.value_head import use_value_head
 
@@ -66,6 +66,9 @@ def load_sharded(
             add_adapters(model, train.lora, seed=train.seed)
         else:
             freeze_parameters(model, train)
+        if has_value_head:
+            # It starts at 0: frozen, it would give every value 0 and the layers below no gradient.
+            output_layer(model).requires_grad_(True)  # type: ignore[union-attr]  # the value head
     _disable_dropout(model)
     # Before sharding: these change classes and forward methods, which FSDP then wraps.
     if mesh.device_type == "cpu":

@@ -47,7 +47,7 @@ def _kind(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
 def freeze_model(model: MegatronModel, train: TrainConfig) -> None:
     """Freezes the parameters that are not trained, by their names in transformers; a collective of all ranks.
 
-    Of a model with adapters only these are trained.
+    Of a model with adapters only these are trained. The value head of a critic is always trained.
 
     Raises:
         ConfigError: as `trained_names`, on every rank.
@@ -68,7 +68,8 @@ def freeze_model(model: MegatronModel, train: TrainConfig) -> None:
     everything = list(dict.fromkeys(name for group in groups.values() for name in group))
     trained = trained_names(everything, train, merged=groups.values())
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(own[name][0] in trained)
+        # A value head starts at 0: frozen, it would give every value 0 and the layers below no gradient.
+        parameter.requires_grad_(own[name][0] in trained or name.startswith(OWN_PREFIX))
     _keep_gradients_of_recomputed_layers(model)
 
 

@@ -23,13 +23,13 @@ from transformers import PreTrainedModel
 
 from rlscale.config import LoraConfig
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.adapter_targets import check_targets, layers_without_adapters
+from rlscale.models.adapter_targets import ADAPTER_CONFIG, check_scale, check_targets, layers_without_adapters
 
 if TYPE_CHECKING:
     from peft import LoraConfig as PeftConfig
 
 ADAPTER = "default"
-WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", ADAPTER_CONFIG
 _PREFIX = "base_model.model."
 """Prefix of parameter names in peft's files."""
 
@@ -80,7 +80,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_adapter(name))
     if lora.load is not None:
-        _load(model, Path(os.path.expanduser(lora.load)))
+        _load(model, Path(os.path.expanduser(lora.load)), alpha=lora.alpha)
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def write_adapters(named: Iterable[tuple[str, Tensor]], folder: Path, *, config:
 
 
 @torch.no_grad()
-def _load(model: nn.Module, folder: Path) -> None:
+def _load(model: nn.Module, folder: Path, *, alpha: int) -> None:
     try:
         found = load_file(folder / WEIGHTS_FILE)
     except (OSError, SafetensorError) as error:
@@ -202,6 +202,8 @@ def _load(model: nn.Module, folder: Path) -> None:
         raise _problem("load", "be a folder of adapters in peft's format", str(folder), fix) from error
     wanted = {_peft_name(name): parameter for name, parameter in model.named_parameters() if _is_adapter(name)}
     _check_fit(folder, found, wanted)
+    if problems := check_scale(folder, alpha=alpha):
+        raise ConfigError(problems)
     for name, parameter in wanted.items():
         parameter.copy_(found[name])
 

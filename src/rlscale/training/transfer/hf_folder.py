@@ -16,6 +16,7 @@ from rlscale.models.hf_models import load_tokenizer
 from rlscale.models.image_processor import has_images
 from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, HfWriter, WrittenFiles, name_files
 
+GENERATION_FILE = "generation_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
@@ -32,8 +33,11 @@ def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = AutoConfig.from_pretrained(source)
     config.dtype = dtype
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # of the source: the weights are written in `dtype`
     config.save_pretrained(folder)
-    if not Path(source).is_dir() or (Path(source) / "generation_config.json").exists():
+    # Of a hub id only a download tells whether it has this file, which many models lack.
+    if _find_file(source, GENERATION_FILE) is not None:
         GenerationConfig.from_pretrained(source).save_pretrained(folder)
     load_tokenizer(source).save_pretrained(folder)
     if has_images(source):
@@ -43,12 +47,18 @@ def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
 def _copy_processors(folder: Path, source: str) -> None:
     """Copies the files of image processors as they are: other programs read keys that ours does not."""
     for name in PROCESSOR_FILES:
-        found = Path(source) / name
-        if not Path(source).is_dir():
-            cached = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-            found = Path(cached or found)
-        if found.is_file():
+        found = _find_file(source, name)
+        if found is not None:
             shutil.copyfile(found, folder / name)
+
+
+def _find_file(source: str, name: str) -> Path | None:
+    """A file of a Hugging Face folder or hub id; None: it has none."""
+    if Path(source).is_dir():
+        found = Path(source) / name
+        return found if found.is_file() else None
+    cached = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    return None if cached is None else Path(cached)
 
 
 def write_weight_files(

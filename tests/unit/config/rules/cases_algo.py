@@ -215,12 +215,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**PPO, **EIGHT_GPUS, **CONTEXT_PARALLEL, "cluster.critic_num_gpus_per_node": 2},
     ),
     (
-        "batch_divides_among_critic_ranks",
+        "every_critic_rank_has_a_sample",
+        {**PPO, "cluster.critic_num_nodes": 9, "batch.global_batch_size": 8},
+        "cluster.critic_num_gpus_per_node must make the number of data-parallel critic ranks at most 8, the samples of "
+        "an optimiser step, got 9 data-parallel ranks; set it and cluster.critic_num_nodes for 8 ranks, or set a "
+        "larger batch.global_batch_size",
         {**PPO, "cluster.critic_num_nodes": 3, "batch.global_batch_size": 64},
-        "cluster.critic_num_gpus_per_node must make the number of data-parallel critic ranks a divisor of "
-        "64, the samples of an optimiser step, got 3 data-parallel ranks; set it and "
-        "cluster.critic_num_nodes for 2 ranks, or change batch.global_batch_size",
-        {**PPO, "cluster.critic_num_nodes": 4, "batch.global_batch_size": 64},
     ),
     (
         "critic_has_a_separate_folder",

@@ -273,4 +273,37 @@ def test_adapters_have_two_files(tmp_path: Path) -> None:
         "adapter_model.safetensors; check the path"
     )
     (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 32, "use_rslora": false}')
     assert check_adapters(run) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"lora_alpha": 16.0}',
+            "train.lora.alpha must be the lora_alpha=16 of the adapters in train.lora.load, got 32",
+        ),
+        (
+            '{"lora_alpha": 8.5}',
+            "an integer lora_alpha, got {folder}; choose others; adapter_config.json has lora_alpha=",
+        ),
+        ('{"lora_alpha": 32, "use_rslora": true}', "choose others; adapter_config.json has use_rslora"),
+        (
+            "[]",
+            "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no",
+        ),
+        (
+            "{",
+            "train.lora.load must be a folder of adapters in peft's format, got {folder}; adapter_config.json has no",
+        ),
+    ],
+)
+def test_adapters_have_the_scale_of_the_run(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "adapter_model.safetensors").touch()
+    (tmp_path / "adapter_config.json").write_text(content)
+    (problem,) = check_adapters(config_with({"train.lora.rank": 2, "train.lora.load": str(tmp_path)}))
+    assert message.format(folder=tmp_path) in str(problem)
+    if problem.path == "train.lora.alpha":
+        given = {"train.lora.rank": 2, "train.lora.load": str(tmp_path), "train.lora.alpha": 16}
+        assert problem.fix == "set it to 16" and check_adapters(config_with(given)) == []

@@ -167,6 +167,18 @@ def test_critic_save_keeps_as_many_checkpoints_as_the_run(model_path: str, tmp_p
         lost.load(tmp_path / "run" / "rollout_00000003")
 
 
+def test_patterns_that_name_only_layers_of_the_policy_let_the_value_head_learn(model_path: str) -> None:
+    plain = spec(model_path, algo=PPO, critic=CriticSpec(source=ModelSource(path=model_path), lr=1e-2))
+    layer = "layers.1.mlp"
+    trainer = FsdpBackend(replace(plain, train=replace(plain.train, only_train_params=[layer])), rank=0, world_size=1)
+    assert trainer.critic is not None
+    before = weights(trainer.critic.model)
+    first, second = train(trainer).steps[0], train(trainer).steps[0]
+    assert first["critic_grad_norm"] > 0 and second["critic_value_mean"] != 0
+    changed = {name for name, weight in weights(trainer.critic.model).items() if not torch.equal(weight, before[name])}
+    assert changed == {"lm_head.weight", *(name for name in before if layer in name)}
+
+
 def test_a_critic_starts_from_a_folder_a_critic_or_a_policy(model_path: str, cache: Path, tmp_path: Path) -> None:
     other = tiny_model(cache, seed=1)
     trainer = backend(model_path, source=ModelSource(path=other))

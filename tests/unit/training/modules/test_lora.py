@@ -133,6 +133,9 @@ def test_training_can_start_from_saved_adapters(alone: Any, model_path: str, tmp
     message = "train.lora.load must contain adapters of this model and rank, got"
     with pytest.raises(ConfigError, match=re.escape(message) + r".*: \(4, 48\) in the folder, \(2, 48\) in the model"):
         trained(model_path, lora=LoraConfig(rank=2, load=str(tmp_path / "adapter")))
+    message = "train.lora.alpha must be the lora_alpha=8 of the adapters in train.lora.load, got 32; set it to 8"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        trained(model_path, lora=LoraConfig(rank=4, load=str(tmp_path / "adapter")))
     with pytest.raises(ConfigError, match=r"train\.lora\.load must be a folder of adapters in peft's format, got /no"):
         trained(model_path, lora=LoraConfig(rank=2, load="/no/such"))
 
