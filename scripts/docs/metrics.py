@@ -33,6 +33,7 @@ SECTIONS: tuple[MetricSection, ...] = (
             "rollout/raw_reward",
             "rollout/rewards",
             "rollout/zero_std",
+            "rollout/error_cat/",
         ),
         ranges={
             "reward/mean": "rises within the first tens of rollouts; between 0.1 and 0.9 of its maximum at the "
@@ -77,6 +78,10 @@ SECTIONS: tuple[MetricSection, ...] = (
             "train/teacher_kl",
             "train/entropy",
             "train/mtp_loss",
+            "train/critic_",
+            "train_epoch_",
+            "rollout/return",
+            "rollout/teacher_kl",
             "rollout/kl",
             "rollout/entropy",
             "rollout/padding",
@@ -101,6 +106,9 @@ SECTIONS: tuple[MetricSection, ...] = (
             "train/kl": "0 with one optimiser step per rollout, else below 0.02",
             "train/kl_loss": "rises slowly from 0; a jump: lower `optim.lr` or raise `algo.kl_loss_coef`",
             "train/teacher_kl": "falls towards 0",
+            "rollout/teacher_kl": "falls towards 0",
+            "train/critic_value_error": "falls; compare with the variance of the rewards",
+            "train_epoch_<n>/<name>": "as `train/<name>`; `kl` and `pg_clipfrac` rise with n",
             "rollout/kl": "rises slowly from 0",
             "train/entropy": "falls slowly with the reward; near 0 while the reward is low: the policy no "
             "longer explores (a larger `algo.eps_clip_high`, `algo.entropy_coef`); a lasting rise: text without "
@@ -163,12 +171,13 @@ SECTIONS: tuple[MetricSection, ...] = (
             "with more prompts",
             "eval/<set>/truncated_share": "below 0.1; above: raise `eval.max_response_len`",
             "eval/<set>/failed_share": "absent",
+            "eval/loss": "falls, then rises once the model has learnt its examples by heart",
             "eval/<set>/num_samples": "prompts times samples each",
         },
     ),
     MetricSection(
         title="Failures",
-        prefixes=("trajectories/", "trajectory/retries", "rollout/error_cat/"),
+        prefixes=("trajectories/", "trajectory/retries"),
         ranges={
             "trajectories/failed/<cause>": "absent",
             "trajectories/failed_share": "absent or below 0.01; above `sampling.max_failed_share` the run stops",

@@ -79,7 +79,9 @@ class EnvironmentLog:
             (self._folder / f"{self._file_number - 2}.jsonl").unlink(missing_ok=True)
             shutil.rmtree(self._folder / f"{self._file_number - 2}.images", ignore_errors=True)
         self._num_episodes += 1
-        with (self._folder / f"{self._file_number}.jsonl").open("a", encoding="utf-8") as file:
+        path = self._folder / f"{self._file_number}.jsonl"
+        # Half a surrogate pair, which UTF-8 lacks, becomes its escape, which JSON has.
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(json.dumps(self._written(episode), ensure_ascii=False, default=str) + "\n")
 
     def _written(self, episode: Episode) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import webbrowser
@@ -13,7 +14,7 @@ import rlscale
 from rlscale.cli.app import OK, WRONG_INPUT
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
-from rlscale.errors import ConfigError, DataError
+from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.observe.report import read_run, render
 
 PAGE = "report.html"
@@ -54,16 +55,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = arguments.out or arguments.run / PAGE
     try:
         run = read_run(Path(os.path.expanduser(arguments.run)), max_samples=max(0, arguments.max_samples))
+        text = render(run)
+        page = Path(os.path.expanduser(page))
+        _write(page, text)
     except (ConfigError, DataError) as error:
         sys.stderr.write(f"rlscale-report: {error}\n")
         return WRONG_INPUT
-    page = Path(os.path.expanduser(page))
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(run), encoding="utf-8")
     sys.stdout.write(f"{page}\n")
     if arguments.open:
         webbrowser.open(page.resolve().as_uri())
     return OK
+
+
+def _write(page: Path, text: str) -> None:
+    """Writes the page. Raises ConfigError if its folder or file cannot be written."""
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        # Texts of a run may have half a surrogate pair, which UTF-8 lacks.
+        page.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # reported by the decorator of the command
+        rule, value = "be a file that can be written", f"{page}, {error.strerror}"
+        fix = "name another file"
+        raise ConfigError([Problem(path="--out", rule=rule, value=value, fix=fix)]) from error
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class DroppedRows:
                     total,
                     self._source,
                     _list_reasons(self.counts),
-                    each.message or f"row {each.index + 1}",
+                    _shown(each),
                 )
 
 
@@ -88,10 +88,14 @@ def no_usable_rows(source: str, dropped: Sequence[DroppedRow]) -> DataError:
     if len(limits) == 1 and (limit := limits.pop()) is not None:
         reason = f"all {len(dropped)} are longer than {limit.name} ({limit.tokens})"
     else:
-        first = next(each for each in dropped if each.limit is None)
+        first = next((each for each in dropped if each.limit is None), dropped[0])
         reason = f"all {len(dropped)} were dropped: {_list_reasons(Counter(each.reason for each in dropped))}"
-        reason += f"; the first one: {first.message}"
+        reason += f"; the first one: {_shown(first)}"
     return DataError(f"{source} must have at least one usable prompt, got none; {reason}")
+
+
+def _shown(row: DroppedRow) -> str:
+    return row.message or f"row {row.index + 1}"
 
 
 def _list_rows(rows: Sequence[DroppedRow]) -> str:

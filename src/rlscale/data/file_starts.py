@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlscale.data.data_paths import GZ, PARQUET, find_data_files, row_slice
 from rlscale.data.parquet_rows import first_parquet_rows
-from rlscale.data.rows import SPACE, Row, no_rows, parse_line
+from rlscale.data.rows import SPACE, Row, parse_line
 from rlscale.errors import DataError
 
 MAX_SKIPPED_ROWS = 1000
@@ -18,7 +18,7 @@ MAX_SKIPPED_ROWS = 1000
 def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
     """The first rows that a path selects, as far as they are found in the first bytes of its first file.
 
-    Far into a large file, or from its end, other rows stand for those of the slice: finding them may take minutes.
+    Far into large files, or from their end, other rows stand for those of the slice: finding them may take minutes.
 
     Raises:
         DataError: as RowTable.
@@ -29,15 +29,9 @@ def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
     if is_near and stop is not None and stop >= 0:
         max_rows = min(max_rows, max(0, stop - start))
     files = find_data_files(path)
-    if not is_near and sum(file.stat().st_size for file in files) <= max_bytes:
-        # Imported here: it imports numpy, which takes as long as all checks of most runs.
-        from rlscale.data.row_table import RowTable
-
-        table = RowTable([path])
-        yield from (table.row(number) for number in range(min(max_rows, len(table))))
-        return
+    are_small = sum(file.stat().st_size for file in files) <= max_bytes
     start = start if is_near else 0
-    for file in files:
+    for file in files if is_near or not are_small else ():
         found = False
         read = first_parquet_rows if file.suffix == PARQUET else first_lines
         for row in read(file, start=start, max_rows=max_rows, max_bytes=max_bytes):
@@ -45,7 +39,16 @@ def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
             yield row
         if found or file.stat().st_size > max_bytes:
             return
-    raise no_rows(path)
+        if start > 0:  # it counts the rows of this file, too
+            break
+    if not are_small:
+        return
+    # Imported here: it imports numpy, which takes as long as all checks of most runs.
+    from rlscale.data.row_table import RowTable
+
+    # Small files may have the rows elsewhere: in the next file, or beyond the bytes that are decompressed.
+    table = RowTable([path])
+    yield from (table.row(number) for number in range(min(max_rows, len(table))))
 
 
 def first_lines(file: Path, *, start: int, max_rows: int, max_bytes: int) -> Iterator[Row]:

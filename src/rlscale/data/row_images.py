@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlscale.data.rows import Row
@@ -24,7 +25,8 @@ def row_images(row: Row, key: str, processor: ImageProcessor) -> tuple[Image, ..
     """
     value = row.find(key)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        value = json.loads(value)
+        with suppress(ValueError, RecursionError):  # the name of a file may start so, too
+            value = json.loads(value)
     values = value if isinstance(value, list) else [] if value is None else [value]
     return tuple(_read(row, each, f"image {number} under {key!r}", processor) for number, each in enumerate(values, 1))
 

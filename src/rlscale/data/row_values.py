@@ -12,10 +12,10 @@ from rlscale.data.message_checks import check_conversation, check_prompt_message
 from rlscale.data.rows import Row
 
 TOOLS = "tools"
-"""Key of a sample's metadata with the tool schemas of its row."""
+"""Key of a prompt's metadata with the tool schemas of its row."""
 
 REWARD = "rm_type"
-"""Key of a sample's metadata with the reward that its row names."""
+"""Key of a prompt's metadata with the reward that its row names."""
 
 
 def prompt_value(row: Row, config: DataConfig) -> str | list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class RolloutDump:
         _write_routes(path, [sample for group in groups for sample in (*group.samples, *group.failed)])
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in _records(rollout_id, groups, version))
+            file.writelines(_line(record) for record in _records(rollout_id, groups, version))
         temporary.replace(path)
 
     def write_evaluation(self, version: WeightVersion, sets: Mapping[str, Sequence[Group]]) -> None:
@@ -51,7 +51,7 @@ class RolloutDump:
         with temporary.open("w", encoding="utf-8") as file:
             for name, groups in sets.items():
                 for record in _records(None, groups, version):
-                    file.write(json.dumps({"eval_set": name, **record}) + "\n")
+                    file.write(_line({"eval_set": name, **record}))
         temporary.replace(path)
 
 
@@ -154,6 +154,11 @@ def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     save_file(routes, temporary)
     temporary.replace(file)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    # User code may put any object into the metadata of a sample.
+    return json.dumps(record, default=str) + "\n"
 
 
 def _records(rollout_id: int | None, groups: Sequence[Group], version: WeightVersion) -> Iterator[dict[str, Any]]:

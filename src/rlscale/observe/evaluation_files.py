@@ -126,7 +126,8 @@ class EvaluationWriter:
         for number, (name, settings) in enumerate(sets.items()):
             file = f"{number}_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.jsonl"
             self._about["sets"][name] = {"file": file, **settings}
-            self._files[name] = (self._temporary / file).open("w", encoding="utf-8")
+            # Half a surrogate pair, which UTF-8 lacks, becomes its escape, which JSON has.
+            self._files[name] = (self._temporary / file).open("w", encoding="utf-8", errors="backslashreplace")
 
     def add(self, name: str, group: Group) -> None:
         """Appends a finished group of a set."""

@@ -20,7 +20,8 @@ class StepLines:
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
+            # Half a surrogate pair, which UTF-8 lacks, becomes its escape, which JSON has.
+            self._file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
         self._file.writelines(
             json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n" for record in records
         )

@@ -1,5 +1,6 @@
 """Logs of environments, and replays from them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def test_a_replay_answers_as_the_log_does(tmp_path: Path) -> None:
         replay.step(Action(text="x"))
     with pytest.raises(ReplayMismatch, match="has no episode of row 7 and seed 8"):
         ReplayedEnvironment({"environment_log": str(tmp_path)}).reset(Task(index=7, messages=(), seed=8))
+
+
+def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:
+    made = episode(7)
+    half = "\ud83d"  # the policy may write its escape in the arguments of a call
+    made.add_step(Action(text="", tool_calls=(ToolCall(name="up", arguments=f'{{"a": "é{half}"}}'),)), RESULT, 0.5)
+    EnvironmentLog(tmp_path, keep=9).write(made)
+    (read,) = read_episodes(tmp_path)
+    assert r"\u00e9\ud83d" in json.dumps(read)
 
 
 def test_a_wrong_log_is_named(tmp_path: Path) -> None:

@@ -46,15 +46,17 @@ def test_images_come_from_paths_urls_base64_and_bytes(
 ) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(PICTURE)
-    sources = ["pictures/a.png", to_data_url(PICTURE), base64.b64encode(PICTURE).decode(), {"path": "pictures/a.png"}]
-    rows = [{"input": "<image>how many?", "images": [source]} for source in sources]
+    (tmp_path / "[1].png").write_bytes(PICTURE)
+    sources: list[Any] = ["pictures/a.png", to_data_url(PICTURE), base64.b64encode(PICTURE).decode(), {"path": "pictures/a.png"}]
+    rows: list[dict[str, Any]] = [{"input": "<image>how many?", "images": [source]} for source in sources]
+    rows += [{"input": "<image>how many?", "images": text} for text in ("[1].png", '["pictures/a.png"]')]
     prompts = load(write_jsonl(*rows))
     parquet.write_table(
         pyarrow.table({"input": ["<image>how many?"], "images": [[{"bytes": PICTURE, "path": None}]]}),
         tmp_path / "rows.parquet",
     )
     prompts += load(str(tmp_path / "rows.parquet"))
-    assert len(prompts) == 5
+    assert len(prompts) == 7
     assert {prompt.images[0].digest for prompt in prompts} == {prompts[0].images[0].digest}
     assert {prompt.token_ids for prompt in prompts} == {prompts[0].token_ids}
     assert prompts[0].token_ids.count(107) == 4
@@ -116,6 +118,7 @@ def test_a_conversation_has_images_in_later_turns(
             "have one <image> in its messages for each of its 1 images, got 0",
         ),
         ({"input": "<image>?"}, "each of its 0 images, got 1"),
+        ({"input": "<image>?", "images": "[broken"}, "have an image as image 1 under 'images'; .*No such file"),
         ({"input": "<image>?", "images": ["http://x/y.png"]}, "must be on this machine"),
         (
             {"input": "<image><|image_pad|>", "images": [to_data_url(PICTURE)]},

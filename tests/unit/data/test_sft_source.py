@@ -1,4 +1,5 @@
 import asyncio
+import re
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +88,22 @@ def test_the_context_limits_prompts_with_their_labels(
     rollout = RolloutConfig(max_context_len=context)
     found = load_prompts(data, rollout, tokenizer, positions=positions, sft_target=SftTarget.labels)
     assert [prompt.label for prompt in found] == ["2"]
+
+
+def test_rows_that_exceed_one_limit_or_the_other_are_counted_by_limit(
+    write_jsonl: Write, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    data = DataConfig(
+        prompt_data=write_jsonl({"input": "12345", "label": "1"}, {"input": "1", "label": "2345678"}),
+        label_key="label",
+    )
+    rollout = RolloutConfig(max_prompt_len=2, max_context_len=8)
+    found = (
+        "got none; all 2 were dropped: 1 longer than rollout.max_prompt_len, 1 longer than rollout.max_context_len; the "
+        "first one: row 1"
+    )
+    with pytest.raises(DataError, match=re.escape(found)):
+        load_prompts(data, rollout, tokenizer, sft_target=SftTarget.labels)
 
 
 def test_a_warning_lists_ten_rows_and_counts_the_others(

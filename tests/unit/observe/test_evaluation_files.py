@@ -4,6 +4,7 @@ import json
 import threading
 from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,16 @@ def test_a_group_is_read_as_it_was_but_for_rewards_and_logprobs() -> None:
         assert np.array_equal(after.tokens, before.tokens) and np.array_equal(after.loss_mask, before.loss_mask)
         assert after.reward is None and after.metadata == {"tool": before.metadata["tool"]}
         assert after.status == SampleStatus.completed and after.weight_versions.tolist() == [7, 7, 7]
+
+
+def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:
+    group = made_group()
+    group.prompt = replace(group.prompt, label="\ud83d é")
+    writer = EvaluationFiles(tmp_path, keep_last=None, resume_at=99).open(Measured.of_run(3, 3), {"a": {}})
+    assert writer is not None
+    writer.add("a", group)
+    (record,) = read_records(writer.commit({}) / "0_a.jsonl")
+    assert record["label"] == "\ud83d é"
 
 
 def test_a_sample_keeps_the_versions_of_its_tokens() -> None:

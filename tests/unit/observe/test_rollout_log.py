@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rlscale.observe.rollout_log import (
     MAX_VALUES,
     SAMPLES_FILE,
     STEP_FILES,
+    TRAJECTORIES_FILE,
     RolloutLog,
     TokenTexts,
     distribution,
@@ -51,7 +53,7 @@ def write(log: RolloutLog, step: int, groups: list[Group]) -> None:
     log.write(step, groups, logprobs=dict.fromkeys(log.choose(groups), values))
 
 
-def lines(file: Path) -> list[dict[str, object]]:
+def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -75,6 +77,20 @@ def test_a_stored_sample_has_all_fields_of_the_viewer(tmp_path: Path) -> None:
         "engine_logprobs": [-0.1234568, -1.0, 0.0, -2.0],
         "trainer_logprobs": [-0.125, -1.0, None, -2.0],
     }
+
+
+def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:
+    half = "\ud83d"  # JSON of a label, or of a call that the policy wrote, may have it; UTF-8 has none
+    made = group(7)
+    made.samples[0].prompt = replace(made.prompt, label=half)
+    call = {"type": "function", "function": {"name": "f", "arguments": f'{{"a": "é{half}"}}'}}
+    made.samples[0].turns = [
+        SampleTurn(number=0, num_tokens=4, sampled=True, messages=({"role": "assistant", "tool_calls": [call]},))
+    ]
+    write(open_log(tmp_path, num_samples=1), 3, [made])
+    assert lines(tmp_path / SAMPLES_FILE)[0]["label"] == half
+    (talk,) = lines(tmp_path / TRAJECTORIES_FILE)
+    assert talk["turns"][0]["messages"][0]["tool_calls"][0]["arguments"] == f'{{"a": "é{half}"}}'
 
 
 def test_sft_samples_have_no_engine_logprobs(tmp_path: Path) -> None:

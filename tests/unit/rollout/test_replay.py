@@ -51,6 +51,13 @@ def test_samples_are_read_as_written_except_for_the_version(tmp_path: Path) -> N
             assert ours == theirs
 
 
+def test_objects_in_the_metadata_are_dumped_as_text(tmp_path: Path) -> None:
+    group = make_group(4)
+    group.samples[0].metadata["seen"] = {1}  # by a function of the user
+    RolloutDump(str(tmp_path / "{rollout_id}.jsonl")).write(0, [group], version=0)
+    assert read_dump(tmp_path / "0.jsonl")[0]["metadata"]["seen"] == "{1}"
+
+
 async def test_rollouts_that_are_read_ahead_have_their_outcome(tmp_path: Path) -> None:
     template = str(tmp_path / "{rollout_id}.jsonl")
     for rollout_id in range(4):

@@ -71,8 +71,8 @@ class DataConfig(ConfigGroup):
     """
 
     metadata_key: Annotated[str, Field(min_length=1)] = "metadata"
-    """Field of a row with an object, or one as JSON text, that is copied to the metadata of the sample. Rows without it
-    are allowed.
+    """Field of a row with an object, or one as JSON text, that rewards and other functions get as `prompt.metadata` of
+    a sample (in slime's form as `metadata`). Rows without it are allowed.
     """
 
     source_key: Annotated[str, Field(min_length=1)] = "data_source"
@@ -126,7 +126,7 @@ class DataConfig(ConfigGroup):
 
     tool_key: Annotated[str | None, Field(min_length=1)] = None
     """Field of a row with tool schemas for the chat template: a list, or one as JSON text. Samples have them as
-    `metadata["tools"]`. None: no tools.
+    `prompt.metadata["tools"]`. None: no tools.
     """
 
     # Supervised training.
@@ -134,7 +134,8 @@ class DataConfig(ConfigGroup):
     """Answers of a conversation that supervised training learns, as rendered by the chat template. `qwen`: all answers
     of the conversation as it is. `qwen3`: each answer rendered as if it were the last one, which keeps its thinking.
     `qwen3_5`: all answers of the conversation as it is, found in its text by the generation prompt. `distill_qwen`:
-    only the last answer. `step_loss_mask: 0` in an answer keeps it out of the loss. Used with
+    only the last answer. `step_loss_mask: 0` in an answer keeps it out of the loss (not in the one of `distill_qwen`).
+    Used with
     `algo.loss_type=sft_loss`, `data.label_key=null` and `data.apply_chat_template`; `data.input_key` then contains the
     messages.
     """

@@ -10,8 +10,9 @@ from rlscale.config.groups.base import ConfigGroup
 
 @dataclass(kw_only=True)
 class GatewayConfig(ConfigGroup):
-    """The gateway: chat APIs of OpenAI and Anthropic in front of the engines, with every token recorded. It starts with
-    a run whose agents need it.
+    """The gateway: chat APIs of OpenAI and Anthropic in front of the engines, with every token recorded.
+
+    It starts with a run whose agents need it.
     """
 
     enabled: bool = False

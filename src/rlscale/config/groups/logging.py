@@ -99,8 +99,9 @@ class LoggingConfig(ConfigGroup):
     """
 
     console: ConsoleMode = ConsoleMode.auto
-    """Console output. `live`: a table that is redrawn. `plain`: one line per rollout. `none`: no output. `auto`: `live`
-    on a terminal, else `plain`.
+    """Console output. `live`: a table that is redrawn. `plain`: a line for each of the first 20 rollouts, then one in
+    five seconds at most. `none`: only warnings, and the summary at the end. `auto`: `live` on a terminal with
+    Unicode, else `plain`.
     """
 
     num_samples: Annotated[int, Field(ge=0)] = 8

@@ -132,8 +132,8 @@ class RolloutConfig(ConfigGroup):
     pause_mode: PauseMode = PauseMode.retract
     """Effect of an in-flight weight update on running requests. `retract`: they continue after the new weights have
     recomputed the KV cache. `in_place`: they continue with the KV cache of the old weights, which saves that prefill.
-    `abort`: they end, and their groups are generated again. No effect with `rollout.max_staleness=0` or
-    `rollout.update_mode=boundary`.
+    `abort`: they end, and their groups are generated again. With `rollout.max_staleness=0` or
+    `rollout.update_mode=boundary` only when an engine that `fault_tolerance.enabled` has restarted gets its weights.
     """
 
     # Embedded engine and requests.

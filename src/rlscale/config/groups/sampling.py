@@ -55,7 +55,7 @@ class SamplingConfig(ConfigGroup):
     Built in: `rlscale.rollout.group_filters:reward_std` drops groups whose rewards are all equal, and
     `rlscale.rollout.group_filters:accuracy_band` those whose mean reward is outside `custom.accuracy_band`. Or your own
     function, `package.module:name`, called with a group: it returns true to keep it, or the reason to drop it. None:
-    all groups are kept, except with `algo=dapo`, which selects `reward_std`.
+    all groups are kept, except with `algo.dynamic_sampling`, which selects `reward_std`.
     """
 
     partial_rollout: bool = False

@@ -42,6 +42,11 @@ def overlaps(config: RunConfig) -> bool:
     return config.rollout.max_staleness > 0 and uses_engines(config) and not is_sft(config)
 
 
+def resyncs_engines(config: RunConfig) -> bool:
+    """Whether a restarted engine gets the current weights in a sync that pauses the others within a rollout."""
+    return config.fault_tolerance.enabled and uses_engines(config) and not is_sft(config)
+
+
 def only_evaluates(config: RunConfig) -> bool:
     """Whether the run has neither rollouts nor a trainer, as `rlscale-eval` starts it."""
     return config.debug.rollout_only and config.data.num_rollout == 0

@@ -10,7 +10,7 @@ from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.groups.sampling import GenerateIsolation
 from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
-from rlscale.config.rules.conditions import is_sft, overlaps, uses_engines
+from rlscale.config.rules.conditions import is_sft, overlaps, resyncs_engines, uses_engines
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -153,8 +153,13 @@ IGNORED: tuple[IgnoredKey, ...] = (
         why="supervised training does not generate ahead",
     ),
     IgnoredKey(
-        names=("rollout.update_mode", "rollout.pause_mode"),
+        names=("rollout.update_mode",),
         when=lambda config: config.rollout.max_staleness == 0 or is_sft(config),
+        why="no request is running during a weight update",
+    ),
+    IgnoredKey(
+        names=("rollout.pause_mode",),
+        when=lambda config: (config.rollout.max_staleness == 0 and not resyncs_engines(config)) or is_sft(config),
         why="no request is running during a weight update",
     ),
     IgnoredKey(
@@ -164,7 +169,7 @@ IGNORED: tuple[IgnoredKey, ...] = (
     ),
     IgnoredKey(
         names=("rollout.pause_mode",),
-        when=lambda config: config.rollout.update_mode == UpdateMode.boundary,
+        when=lambda config: config.rollout.update_mode == UpdateMode.boundary and not resyncs_engines(config),
         why="with rollout.update_mode=boundary no request is running during a weight update",
     ),
     IgnoredKey(

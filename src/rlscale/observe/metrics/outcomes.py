@@ -20,7 +20,8 @@ def describe_outcomes(records: Sequence[Mapping[str, Any]], *, per_rollout: int)
         outcomes = {
             name: value for name, value in record.items() if name.startswith(PREFIX) and name not in NOT_OUTCOMES
         }
-        if not outcomes and "train/loss" in record:
+        # A rollout that trains only the critic has no loss of the policy.
+        if not outcomes and any(name.startswith("train/") for name in record):
             outcomes = {f"{PREFIX}trained": per_rollout}
         counts.update({name.removeprefix(PREFIX): int(value) for name, value in outcomes.items()})
     total = counts.total()

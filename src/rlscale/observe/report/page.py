@@ -32,7 +32,7 @@ from rlscale.observe.report.sections import (
     setup_section,
     time_section,
 )
-from rlscale.observe.report.series import metric_columns, non_finite_warnings
+from rlscale.observe.report.series import finished_rollouts, metric_columns, non_finite_warnings
 from rlscale.observe.reporter import diff_limit
 
 SECTIONS = (
@@ -171,7 +171,7 @@ def _origin(launches: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def _rollouts(run: RunData, config: Mapping[str, Any]) -> str:
-    done = 1 + max((record["step"] for record in run.metrics if "train/loss" in record), default=-1)
+    done = 1 + max(finished_rollouts(run.metrics), default=-1)
     total = _get(config, "data.num_rollout")
     return f"{done:,} of {total:,}" if total is not None else f"{done:,}"
 

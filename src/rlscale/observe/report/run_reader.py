@@ -91,7 +91,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _parse(line: str | bytes, path: Path, row: int) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(line)
+        # Browsers do not read NaN and infinities, which named values of a reward may be.
+        record: dict[str, Any] = json.loads(line, parse_constant=lambda name: None)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, row {row} must be JSON, got {line[:80]!r}; correct or remove that line") from error
     return record

@@ -44,6 +44,11 @@ def _by_step(records: Sequence[Row]) -> list[tuple[int, dict[str, float | None]]
     return sorted(rows.items())
 
 
+def finished_rollouts(records: Sequence[Row]) -> list[int]:
+    """Numbers of the rollouts in some records: also of those that train the critic alone, or nothing."""
+    return [int(each["step"]) for each in records if any(name.startswith(("train/", "throughput/")) for name in each)]
+
+
 def non_finite_warnings(records: Sequence[Row]) -> list[str]:
     """Warnings about NaN and infinite metrics. Curves skip these values."""
     steps: dict[str, list[int]] = {}

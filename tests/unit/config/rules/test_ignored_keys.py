@@ -279,6 +279,12 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ("rollout.max_staleness", {"algo.loss_type": "sft_loss"}, {}),
         ("rollout.update_mode", {}, {"rollout.max_staleness": 1}),
         ("rollout.pause_mode", {}, {"rollout.max_staleness": 1}),
+        ("rollout.pause_mode", {}, {"fault_tolerance.enabled": True}),
+        (
+            "rollout.pause_mode",
+            {"rollout.max_staleness": 1, "rollout.update_mode": "boundary"},
+            {"rollout.max_staleness": 1, "rollout.update_mode": "boundary", "fault_tolerance.enabled": True},
+        ),
         (
             "rollout.pause_mode",
             {"rollout.max_staleness": 1, "rollout.update_mode": "boundary"},

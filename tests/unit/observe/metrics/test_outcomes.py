@@ -21,3 +21,5 @@ def test_a_rollout_without_outcomes_was_trained_whole() -> None:
     assert describe_outcomes(records, per_rollout=64) == expected
     assert describe_outcomes(records[:2], per_rollout=64) is None
     assert describe_outcomes([], per_rollout=64) is None
+    critic_only = [{"step": 0, "train/critic_loss": 0.1}, *records[2:]]
+    assert describe_outcomes(critic_only, per_rollout=64) == expected

@@ -72,6 +72,7 @@ def tool_trajectory(number: int) -> Trajectory:
     made.give({"role": "tool", "name": "add", "content": "Error: the arguments of add must be a JSON object"})
     made.answer("The answer is **395**.", version=4)
     made.trajectory.metadata["agent"] = {"turns": 3, "tool_calls": 3}
+    made.trajectory.metadata["rewards"] = {"score": 1.0, "acc": True, "pred": "395", "aux": float("nan")}
     return made.end(1.0)
 
 

@@ -44,7 +44,10 @@ def render_run(folder: Path, **kind: Any) -> str:
 
 
 def parse_data(page: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(Structure(page).scripts[0])
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"browsers do not read {name}")
+
+    data: dict[str, Any] = json.loads(Structure(page).scripts[0], parse_constant=refuse)
     return data
 
 
@@ -109,6 +112,11 @@ def test_runs_of_every_kind(tmp_path: Path, kind: dict[str, Any], status: str, a
     text = " ".join(Structure(page).text.split())
     assert status in text
     assert absent not in text
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path: Path) -> None:
+    talks = parse_data(render_run(tmp_path))["conversations"]["trajectories"]
+    assert [talk["rewards"]["aux"] for talk in talks if talk["rewards"]] == [None]
 
 
 def test_phases_keep_their_order(tmp_path: Path) -> None:

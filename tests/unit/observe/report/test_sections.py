@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rlscale.errors import EngineError
+from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.provenance import write_provenance
-from rlscale.observe.report.page import SECTIONS
+from rlscale.observe.report.page import SECTIONS, render
 from rlscale.observe.report.run_reader import RunData, read_run
 from rlscale.observe.report.sections.end_section import describe_ends
 from rlscale.observe.report.sections.lane_section import MAX_ROLLOUTS, MAX_TIMELINE_BYTES, read_timelines
@@ -51,6 +52,19 @@ def test_each_start_has_its_end(tmp_path: Path) -> None:
     assert found["starts"][0]["text"] == "EngineError: engine 0 died"
     assert [each["rollouts"] for each in found["starts"]] == [[0, 2], None, None]
     assert found["starts"][0]["seconds"] >= 0 and found["starts"][2]["seconds"] is None
+
+
+@pytest.mark.parametrize("name", ["train/critic_loss", "throughput/samples_per_s"])
+def test_a_rollout_that_trains_no_policy_counts(name: str, tmp_path: Path) -> None:
+    make_run(tmp_path, num_rollouts=1, finished=False)
+    metrics = JsonlSink(tmp_path / "metrics.jsonl", resume_at_step=0)
+    metrics.log({"eval/reward_mean": 0.5}, step=0)
+    metrics.log({name: 1.0}, step=3)
+    metrics.log({"eval/reward_mean": 0.5}, step=4)
+    metrics.close()
+    (start,) = describe_ends(load(tmp_path))["starts"]
+    assert start["rollouts"] == [3, 3]
+    assert "4 of 1" in render(load(tmp_path))
 
 
 def test_a_run_that_holds_its_lock_is_running(tmp_path: Path) -> None:

@@ -137,7 +137,9 @@ function talkFacts(talk) {
     ["sampled tokens", thousands(sampled)],
     ["weight version", versions.join(", ") || "none"],
   ];
-  for (const [name, value] of Object.entries(talk.rewards || {})) rows.push([`reward ${name}`, short(value)]);
+  // A named value may be a text, or true or false.
+  const shown = (value) => (value === null || typeof value === "number" ? short(value) : value);
+  for (const [name, value] of Object.entries(talk.rewards || {})) rows.push([`reward ${name}`, shown(value)]);
   if (numCalls(talk)) rows.push(["tool calls", numCalls(talk)]);
   if (end > 0) rows.push(["time", `${end.toFixed(1)} s`]);
   for (const [label, value] of rows) {

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlscale.observe.report.run_reader import RunData, read_json_lines
 from rlscale.observe.report.sections.page_section import Section
+from rlscale.observe.report.series import finished_rollouts
 from rlscale.observe.run_end import ENDS_FILE, EndReason
 
 MAX_STARTS = 50
@@ -83,8 +84,8 @@ def _next_begin(starts: Sequence[Mapping[str, Any]], number: int) -> float:
 
 
 def _rollouts(metrics: Sequence[Mapping[str, Any]], begin: float, limit: float) -> list[int] | None:
-    """First and last rollout that a start trained on; None: there is none, or a later start has repeated them."""
-    steps = [record["step"] for record in metrics if begin <= record.get("time", 0) < limit and "train/loss" in record]
+    """First and last rollout that a start finished; None: there is none, or a later start has repeated them."""
+    steps = finished_rollouts([record for record in metrics if begin <= record.get("time", 0) < limit])
     return [min(steps), max(steps)] if steps else None
 
 
