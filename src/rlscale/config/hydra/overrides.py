@@ -20,6 +20,7 @@ from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, neares
 from rlscale.config.foreign_words import VALUE_WORDS, find_foreign
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
 from rlscale.config.hydra.internals import override_parser
+from rlscale.config.hydra.typed_texts import quote_texts
 from rlscale.config.hydra.written_overrides import write_override
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
@@ -93,7 +94,7 @@ def parse_command_line(
                 ordered = [pair for pair in ordered if pair[0] != position or position == 1]
                 ordered.append((position, choice))
         elif _check_key(line, override, groups):
-            ordered.append((1, f"++{override.key_or_group}={_value_text(override)}"))
+            ordered.append((1, f"++{override.key_or_group}={_plain_value(override)}"))
     if line.experiment is None and not line.no_experiment and ALL_KEYS not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
@@ -294,6 +295,12 @@ def _nearest_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None
 def _value_text(override: Override) -> str:
     """The value as it was typed."""
     return str(override.input_line).partition("=")[2]
+
+
+def _plain_value(override: Override) -> str:
+    """The value for Hydra: as it was typed, with the texts that Hydra would read as numbers in quotes."""
+    key, typed = find_key(override.key_or_group), _value_text(override)
+    return typed if key is None else quote_texts(key, override.value(), typed)
 
 
 def _values(override: Override) -> list[Any]:

@@ -308,3 +308,18 @@ def test_any_invalid_override_is_a_problem(words: list[tuple[str, str, str]]) ->
     # Not "Error" alone: the default of agent.policy_errors has names of exceptions.
     of_hydra = ("append", "Could not", "full_key", "KeyError", "AttributeError", "ValidationError", "Exception:")
     assert not any(text in problem for problem in found for text in of_hydra)
+
+
+@pytest.mark.parametrize("typed", ["1e3", "1_000", "0x10", "true", "FALSE", "1.50", "nan", "-0", "1e-07"])
+def test_a_text_has_the_characters_that_were_typed(typed: str) -> None:
+    config = load_config([f"run.name={typed}", f"train.env_vars.A={typed}", f"data.prompt_files=[a, {typed}]"])
+    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == (typed, {"A": typed}, ["a", typed])
+    words = [f"train.env_vars={{A: {typed}, B: 'x, y', C: \"2\"}}", f"eval.prompt_data=[{typed},'a,b']"]
+    config = load_config(words)
+    assert config.train.env_vars == {"A": typed, "B": "x, y", "C": "2"}
+    assert config.eval.prompt_data == [typed, "a,b"]
+
+
+def test_the_texts_of_a_sweep_have_the_characters_that_were_typed() -> None:
+    line = parse_command_line(["logging.wandb.group=1e3,x,010", "run.name=1_0"], GROUPS, multirun=True)
+    assert line.overrides[1:] == ['++logging.wandb.group="1e3",x,010', '++run.name="1_0"']
