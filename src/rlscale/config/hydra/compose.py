@@ -110,7 +110,7 @@ def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: C
     except _FAILURES as error:
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
     # A file that sets its own group lacks the package line; a dotted name would override the command line.
-    if any(group in nested for group in GLOBAL_GROUPS) or _has_dotted(nested, ""):
+    if any(group in nested for group in GLOBAL_GROUPS) or _has_unusual_key(nested, ""):
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
     composed = Composed(
         values=nested, overrides=kept, command_line_keys=command_line_keys, folders=folders, problems=problems
@@ -185,11 +185,12 @@ def _is_free(values: Mapping[str, Any], path: str) -> bool:
     return not (isinstance(values, dict) and values)
 
 
-def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a key inside a group contains a dot, which neither Hydra nor OmegaConf splits."""
+def _has_unusual_key(values: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a key inside a group is no text, or contains a dot, which neither Hydra nor OmegaConf splits."""
     return any(
-        "." in name
-        or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_dotted(value, f"{prefix}{name}."))
+        not isinstance(name, str)
+        or "." in name
+        or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_unusual_key(value, f"{prefix}{name}."))
         for name, value in values.items()
     )
 
