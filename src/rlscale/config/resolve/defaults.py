@@ -25,7 +25,7 @@ from rlscale.config.resolve.derived import (
 )
 from rlscale.config.resolve.draft import Derived, Draft
 from rlscale.config.rules import (
-    OUTPUTS,
+    PATHS,
     attaches,
     num_gpus_per_node,
     opens_gpu_memory,
@@ -203,9 +203,15 @@ def _set_evaluation(draft: Draft) -> None:
 
 
 def _expand_home(draft: Draft) -> None:
-    """Expands `~` in files and folders that the run writes; those that it reads are expanded where they are read."""
-    for key in OUTPUTS:
-        if str(given := draft.get(key)).startswith("~"):
+    """Expands `~` in the keys of files and folders, and in paths that SGLang and Megatron-core get."""
+    passed = [f"{group}.{name}" for group in ("sglang", "megatron") for name in draft.passed(group)]
+    for key in (*PATHS, *passed):
+        given = draft.get(key)
+        if key in passed and not str(given).startswith("~/"):
+            continue  # not every argument of a library is a path
+        if isinstance(given, list):
+            draft.replace(key, [os.path.expanduser(each) for each in given], "~ is the home folder")
+        elif isinstance(given, str):
             draft.replace(key, os.path.expanduser(given), "~ is the home folder")
 
 

@@ -68,7 +68,7 @@ from rlscale.config.rules.conditions import (
     uses_router,
     uses_sglang_router,
 )
-from rlscale.config.rules.debug import OUTPUTS
+from rlscale.config.rules.debug import PATHS
 from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
@@ -80,7 +80,7 @@ from rlscale.errors import Problem
 __all__ = [
     "IGNORED",
     "MODULES",
-    "OUTPUTS",
+    "PATHS",
     "RULES",
     "IgnoredKey",
     "Rule",
