@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlscale.config.errors import quoted
 from rlscale.config.hydra.grammar import split_entries
 from rlscale.config.keys import Key, keys
 
+_FUNCTION = re.compile(r"\s*\w+\(")
 _TEXTS = (str, list[str], dict[str, str])
 
 
@@ -22,7 +24,8 @@ def quote_texts(key: Key, value: Any, typed: str) -> str:
         value: as Hydra parses it.
         typed: as the user typed it.
     """
-    if key.type not in _TEXTS or not _is_changed(value):
+    # The result of a function, e.g. int(3.0), is not what was typed.
+    if key.type not in _TEXTS or not _is_changed(value) or _FUNCTION.match(typed):
         return typed
     if isinstance(value, list | dict):
         opening, closing = ("[", "]") if isinstance(value, list) else ("{", "}")
