@@ -7,13 +7,14 @@ YAML files contain differences only and Hydra would reject a key that none of th
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
-from hydra.core.override_parser.types import Override, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
@@ -35,6 +36,9 @@ PLAIN_OVERRIDE = "write <group>.<key>=<value> or <group>=<option>"
 
 SINGLE_VALUE_RULE = "have one value in a single run"
 """The rule that overrides of a sweep break in a single run."""
+
+MAX_JOBS = 10_000
+"""Each job of a sweep is composed and checked before the first one starts, which takes milliseconds."""
 
 # Groups that are in no defaults list, with their position for Hydra (other overrides have 1): a later one wins.
 _APPENDED_GROUPS = {"experiment": 0, "on": 2}
@@ -86,6 +90,9 @@ def parse_command_line(
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
+        elif (number := count_values(override)) == 0 or number > MAX_JOBS:
+            line.broken.add(override.key_or_group)
+            line.problems.append(_not_enumerable(override, number))
         elif override.key_or_group in groups:
             choice = _group_override(line, override, groups)
             if choice is not None:
@@ -290,6 +297,29 @@ def _nearest_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None
         # A word of another project, e.g. `experiment_name`, is no misspelt group.
         return None if find_foreign(path.lower()) else nearest(path, groups)
     return nearest(path, groups, limit=1) if find_key(path) is None else None
+
+
+def count_values(override: Override) -> float:
+    """The number of values of an override, without enumerating them; those of an interval count as one."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    assert value.start is not None and value.stop is not None
+    # With a step of 0, and between infinite ends, Hydra would never finish, or fail.
+    number = (value.stop - value.start) / value.step if value.step else math.inf
+    return max(0, math.ceil(number)) if math.isfinite(number) else math.inf
+
+
+def _not_enumerable(override: Override, number: float) -> Problem:
+    path, value = override.key_or_group, _value_text(override)
+    if number == 0:
+        rule, fix = "have at least one value in a sweep", "correct the ends and the sign of the step"
+    else:
+        rule = f"have at most {MAX_JOBS} values in a sweep"
+        fix = "write a larger step; or interval(<low>,<high>) with hydra/sweeper=optuna, which chooses among all values"
+    return Problem(path=path, rule=rule, value=value, fix=fix, origin=COMMAND_LINE)
 
 
 def _value_text(override: Override) -> str:
