@@ -27,6 +27,7 @@ from rlscale.config.resolve.draft import Derived, Draft
 from rlscale.config.rules import (
     PATHS,
     attaches,
+    default_lr,
     num_gpus_per_node,
     opens_gpu_memory,
     pipeline_stages,
@@ -127,8 +128,7 @@ def _set_algo(draft: Draft) -> None:
 
 def _set_optim(draft: Draft) -> None:
     backend = draft.config.train.backend
-    lr = 2e-5 if backend == TrainBackendName.fsdp else 1e-6
-    draft.fill("optim.lr", lr, f"the default with train.backend={backend}")
+    draft.fill("optim.lr", default_lr(backend), f"the default with train.backend={backend}")
     if draft.config.optim.lr_warmup_iters:
         draft.fill("optim.warmup_ratio", 0.0, "optim.lr_warmup_iters is set")
     ratio = 0.03 if backend == TrainBackendName.fsdp else 0.0
