@@ -88,10 +88,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         match words:
             case ["inspect", *others]:
                 return _inspect(_parse(others))
-            case ["convert", source, target]:
+            case ["convert", source, target] if not target.startswith("-"):
                 return _convert(source, target)
             case ["download", *others]:
                 return _download(others)
+        if words[:1] == ["convert"] and (flag := next((word for word in words if word.startswith("-")), None)):
+            fix = "write ./ in front of a file of this name"
+            raise ConfigError([Problem(path="rlscale-data convert", rule="have no flags", value=flag, fix=fix)])
         rule = "be inspect <file>, convert <file> <new file>, or download <name>"
         value = " ".join(words) or "nothing"
         raise ConfigError([Problem(path="rlscale-data", rule=rule, value=value, fix="see rlscale-data --help")])
