@@ -102,6 +102,7 @@ def test_another_reward_and_the_file_of_sets_count(tmp_path: Path) -> None:
         (["--regrade", "run", "model.hf_checkpoint=a/b"], "model.hf_checkpoint must not be set here, got a/b"),
         (["--regrade", "run", "eval.nothing=3"], "eval.nothing must be a known key, got 3"),
         (["--regrade", "run", "-m"], "--multirun must not be used here, got -m"),
+        (["--regrade", "run", "-sc", "install=bash"], "-sc must not be used here, got -sc; use rlscale-train -sc"),
         (["--regrade", "run", "eval.prompt_data=[other,a.jsonl]"], "must contain the sets that run/evaluations/v0000"),
         (["--regrade", "run", "eval.config=gone.yaml"], "eval.config must name a readable YAML file, got gone.yaml"),
         (["--regrade", "run", "reward.custom_path=nowhere:score"], "reward.custom_path must be importable"),
