@@ -31,6 +31,9 @@ DEFAULT_ROWS = 10_000
 MAX_SHOWN_CHARS = 1500
 WIDTH = 120  # where the output is no terminal
 
+_OF_FILES = ("data.prompt_data", "data.prompt_files", "data.prompt_weights")
+"""Keys that name the files of a run, and have no effect on those of the command line."""
+
 _USAGE = f"""\
 Inspects prompt files as a run would read them, converts a file to JSON lines, or downloads a known data set.
 
@@ -176,6 +179,10 @@ def _inspect(arguments: _Arguments) -> int:
     from rlscale.data.inspect_rows import PlainTokenizer, guess_keys, summarize_rows
     from rlscale.data.prompts import SftTarget
 
+    names = [word.partition("=")[0].lstrip("+") for word in arguments.overrides]
+    if wrong := [name for name in names if name in _OF_FILES]:
+        fix = "name the files behind inspect, which this command reads instead"
+        raise ConfigError([Problem(path=name, rule="not be set here", value=name, fix=fix) for name in wrong])
     for path in arguments.paths:
         find_data_files(path)
     config = _load(arguments)

@@ -85,6 +85,10 @@ def test_csv_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             ["convert", "a.csv", "a.csv/b.jsonl"],
             "a.csv/b.jsonl must be in a folder that exists, got none; create it first",
         ),
+        (
+            ["inspect", "a.csv", "data.prompt_data=b"],
+            "data.prompt_data must not be set here, got data.prompt_data; name",
+        ),
         (["convert", "a.csv", "--into"], "rlscale-data convert must have no flags, got --into; write ./ in front of"),
         (
             ["download", "gsm8k", "--into", "a.csv", "--endpoint", "http://127.0.0.1:1"],
