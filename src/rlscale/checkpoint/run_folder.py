@@ -120,7 +120,7 @@ class RunFolder:
                 another run uses it.
         """
         assert config.save is not None, "set by the resolve step"
-        folder, wanted = Path(config.save).expanduser(), self.skipped or self.path
+        folder, wanted = Path(config.save), self.skipped or self.path
         if folder == wanted / "checkpoints":
             folder = self.path / "checkpoints"
         else:
@@ -131,7 +131,7 @@ class RunFolder:
         if self.resumed or not CheckpointStore.has_checkpoint(folder):
             return folder
         # A later start resumes from the newest checkpoint, which must not be one that this run does not continue.
-        load = None if config.load is None or is_renumbered else Path(config.load).expanduser()
+        load = None if config.load is None or is_renumbered else Path(config.load)
         if load is not None and CheckpointStore.continues(folder, load):
             return folder
         self._forget()

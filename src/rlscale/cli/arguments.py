@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,8 @@ def parse_arguments(argv: Sequence[str]) -> CommandArguments:
             case "-sc" | "--shell-completion":
                 arguments.completion = remaining.pop(0) if remaining else ""
             case "--config-dir" if remaining:
-                arguments.config_dir = Path(remaining.pop(0))
+                # A shell expands no `~` behind the sign in --config-dir=~/mine.
+                arguments.config_dir = Path(os.path.expanduser(remaining.pop(0)))
             case _ if flag := _nearest_flag(argument):
                 fix = f"did you mean {flag}?" if flag != argument else f"write {flag} <value>"
                 rule = "be a known flag" if flag != argument else "have a value"

@@ -106,7 +106,12 @@ def _target_errors(target: Path) -> list[str]:
 
 def _size_errors(args: argparse.Namespace) -> list[str]:
     """Errors of parallel sizes, which must divide the number of processes."""
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    given = {name: os.environ.get(name, "1") for name in ("WORLD_SIZE", "RANK", "MASTER_PORT")}
+    if wrong := [
+        f"{name} must be a number, got {text}; unset it" for name, text in given.items() if not _is_count(text)
+    ]:
+        return wrong
+    world_size = int(given["WORLD_SIZE"])
     sizes = {
         "--tensor-parallel": args.tensor_parallel,
         "--pipeline-parallel": args.pipeline_parallel,
@@ -126,6 +131,10 @@ def _size_errors(args: argparse.Namespace) -> list[str]:
         for flags, product in products.items()
         if world_size % product
     ]
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _package_errors(args: argparse.Namespace) -> list[str]:

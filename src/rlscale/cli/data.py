@@ -31,6 +31,9 @@ DEFAULT_ROWS = 10_000
 MAX_SHOWN_CHARS = 1500
 WIDTH = 120  # where the output is no terminal
 
+_OF_FILES = ("data.prompt_data", "data.prompt_files", "data.prompt_weights")
+"""Keys that name the files of a run, and have no effect on those of the command line."""
+
 _USAGE = f"""\
 Inspects prompt files as a run would read them, converts a file to JSON lines, or downloads a known data set.
 
@@ -88,10 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         match words:
             case ["inspect", *others]:
                 return _inspect(_parse(others))
-            case ["convert", source, target]:
+            case ["convert", source, target] if not target.startswith("-"):
                 return _convert(source, target)
             case ["download", *others]:
                 return _download(others)
+        if words[:1] == ["convert"] and (flag := next((word for word in words if word.startswith("-")), None)):
+            fix = "write ./ in front of a file of this name"
+            raise ConfigError([Problem(path="rlscale-data convert", rule="have no flags", value=flag, fix=fix)])
         rule = "be inspect <file>, convert <file> <new file>, or download <name>"
         value = " ".join(words) or "nothing"
         raise ConfigError([Problem(path="rlscale-data", rule=rule, value=value, fix="see rlscale-data --help")])
@@ -173,6 +179,10 @@ def _inspect(arguments: _Arguments) -> int:
     from rlscale.data.inspect_rows import PlainTokenizer, guess_keys, summarize_rows
     from rlscale.data.prompts import SftTarget
 
+    names = [word.partition("=")[0].lstrip("+") for word in arguments.overrides]
+    if wrong := [name for name in names if name in _OF_FILES]:
+        fix = "name the files behind inspect, which this command reads instead"
+        raise ConfigError([Problem(path=name, rule="not be set here", value=name, fix=fix) for name in wrong])
     for path in arguments.paths:
         find_data_files(path)
     config = _load(arguments)

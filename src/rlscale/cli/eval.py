@@ -100,6 +100,9 @@ def _run(argv: list[str]) -> int:
     if arguments.multirun:
         rule, fix = "not be used here", "evaluate one after the other"
         arguments.problems.append(Problem(path="--multirun", rule=rule, value="-m", fix=fix))
+    if arguments.completion is not None:
+        fix = "use rlscale-train -sc install=<shell>"
+        arguments.problems.append(Problem(path="-sc", rule="not be used here", value="-sc", fix=fix))
     if arguments.problems:
         raise ConfigError(arguments.problems)
     return _regrade(source, arguments) if place is not None else _evaluate(source, arguments)

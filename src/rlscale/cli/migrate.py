@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from rlscale.plan.tables import print_plan
 COMPLETE, WITH_LOSSES, UNREADABLE = 0, 1, 2
 HARDWARE = "h100"
 WIDTH = 120  # where the output is no terminal
+_NAME = re.compile(r"\w[\w.-]*")
 
 _EPILOG = """\
 examples:
@@ -75,10 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, words: list[str]) -> int:
     given = _settings(arguments.set)
+    if arguments.name is not None and not _NAME.fullmatch(arguments.name):
+        rule, fix = "be one word of letters, digits, - and _", "write e.g. --name qwen3_4b"
+        raise ConfigError([Problem(path="--name", rule=rule, value=arguments.name or '""', fix=fix)])
     found = migrate(_source(arguments.source, words), set=given, name=arguments.name)
     if not (arguments.dry_run or (arguments.strict and not found.is_complete)):
         try:
-            file = found.write(arguments.output)
+            # A shell expands no `~` behind the sign in --output=~/mine.
+            file = found.write(Path(os.path.expanduser(arguments.output)))
         except OSError as error:
             fix = error.strerror or str(error)
             problem = Problem(path="--output", rule="be a folder to write to", value=str(arguments.output), fix=fix)

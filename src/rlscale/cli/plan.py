@@ -93,6 +93,12 @@ def _run(argv: list[str]) -> int:
     problems += arguments.problems
     if arguments.multirun:
         problems.append(Problem(path="-m", rule="not be used", value="-m", fix="plan one job at a time"))
+    if arguments.show_config:
+        fix = "print it with rlscale-train --cfg job"
+        problems.append(Problem(path="--cfg", rule="not be used", value="--cfg", fix=fix))
+    if arguments.completion is not None:
+        fix = "use rlscale-train -sc install=<shell>"
+        problems.append(Problem(path="-sc", rule="not be used", value="-sc", fix=fix))
     overrides = _with_device(arguments.overrides, flags, problems)
     try:
         loaded = load_config_with_notes(overrides, config_dir=arguments.config_dir, to_run=False)

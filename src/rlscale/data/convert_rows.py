@@ -27,6 +27,8 @@ def convert_rows(source: Path, target: Path) -> int:
         raise DataError(f"{target} must be a new file, got one that exists; choose another name")
     if not source.is_file():
         raise DataError(f"{source} must be a file, got nothing at {source.absolute()}; check the path")
+    if not target.absolute().parent.is_dir():
+        raise DataError(f"{target} must be in a folder that exists, got none; create it first")
     part = target.with_name(f"{target.name}.part")
     number = 0
     try:

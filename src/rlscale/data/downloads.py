@@ -95,7 +95,11 @@ def command_for(path: Path) -> str | None:
 
 def _fetch(url: str, target: Path, *, expected: str | None) -> str:
     """Downloads to a temporary name, which becomes `target` when the file is complete and right."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fix = "name another folder with --into"
+        raise DataError(f"{target.parent} must be a folder to write to, got {error.strerror}; {fix}") from error
     # Of this download alone: nodes with one file system may start the same one.
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     digest, size = hashlib.sha256(), 0

@@ -41,6 +41,9 @@ FORCED: Mapping[str, str] = {
 }
 """Keys that make a run an evaluation."""
 
+_GROUPS = ("", "run", "checkpoint", "train", "algo")
+"""Groups of the recorded config that are read here; the empty name is a file that is no mapping."""
+
 _OF_MODEL = ("model.build", "model.hf_checkpoint")
 _MEGATRON_FIELDS = "model.use_hf_config_for_megatron"
 _OF_TRAINING = ("run.", "logging.", "debug.", "ci.", "checkpoint.", "fault_tolerance.", "critic.", "optim")
@@ -212,9 +215,17 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} must be the config of a run, got {' '.join(str(error).split())}") from error
-    if not isinstance(values, Mapping):
-        raise DataError(f"{path} must be the config of a run, got {str(values)[:60]}; pass the run folder")
-    return values
+    groups = values if isinstance(values, Mapping) else {"": values}
+    wrong = [name or str(group)[:60] for name, group in groups.items() if name in _GROUPS and not _is_group(group)]
+    if not wrong and not isinstance((groups.get("run") or {}).get("overrides") or [], list):
+        wrong = ["run.overrides"]
+    if wrong:
+        raise DataError(f"{path} must be the config of a run, got {wrong[0]}; pass the run folder")
+    return groups
+
+
+def _is_group(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
 
 
 def _last_version(folder: Path) -> tuple[int, int]:

@@ -49,10 +49,20 @@ def compose_file(path: Path) -> yaml.MappingNode | None:
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem(path="input", rule="be readable", value=str(path), fix=str(error))
         raise ConfigError([problem]) from error
+    except RecursionError as error:
+        fix = "it has too many brackets"
+        raise ConfigError([Problem(path="input", rule="be valid YAML or JSON", value=str(path), fix=fix)]) from error
     except yaml.YAMLError as error:
         problem = Problem(path="input", rule="be valid YAML or JSON", value=str(path), fix=" ".join(str(error).split()))
         raise ConfigError([problem]) from error
-    return root if isinstance(root, yaml.MappingNode) else None
+    if not isinstance(root, yaml.MappingNode):
+        return None
+    try:
+        yaml.SafeLoader("").construct_object(root, deep=True)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        fix = " ".join(str(error).split())
+        raise ConfigError([Problem(path="input", rule="have plain values only", value=str(path), fix=fix)]) from error
+    return root
 
 
 def file_arguments(root: yaml.MappingNode, path: Path, project: Project, given: Mapping[str, str]) -> list[Argument]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,10 +40,17 @@ def translate_trl(draft: TranslationDraft) -> None:
 
 def _value(draft: TranslationDraft, name: str, default: float) -> float:
     argument = draft.given(name)
+    number = _number(default if argument is None else argument.value)
+    return float(default) if number is None else number
+
+
+def _number(value: float | str) -> float | None:
+    """A finite number; None for every other text."""
     try:
-        return float(default if argument is None else argument.value)
+        number = float(value)
     except ValueError:
-        return float(default)
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _gpus(draft: TranslationDraft) -> tuple[int, int]:
@@ -178,16 +186,24 @@ def _schedule(draft: TranslationDraft, argument: Argument, row: TableRow) -> Non
         draft.report(argument, Kind.lost, f"{row.key} is one of {'|'.join(keys()[row.key].choices)}")
 
 
-def _steps(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    steps = _value(draft, argument.plain_name, 0)
-    if 0 < steps < 1:
+def _warmup(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """The warm-up; transformers ignores it with the schedule `constant`, and its share where there are steps."""
+    schedule, steps = draft.given("lr_scheduler_type"), _value(draft, "warmup_steps", 0)
+    if schedule is not None and schedule.value == "constant":
+        draft.report(argument, Kind.dropped, "has no effect with lr_scheduler_type=constant")
+    elif argument.plain_name == "warmup_ratio":
+        if steps > 0:
+            draft.report(argument, Kind.dropped, "has no effect with warmup_steps")
+        else:
+            draft.rename(argument, replace(row, conversion=""))
+    elif 0 < steps < 1:
         draft.set(argument, "optim.warmup_ratio", Setting(value=steps))
     else:
         draft.set(argument, row.key, Setting(value=int(steps)))
 
 
 def _lr_kwargs(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    found = re.search(r"min_lr['\"]?\s*[:=]\s*([\d.e-]+)", argument.value)
+    found = re.search(r"min_lr['\"]?\s*[:=]\s*(\d*\.?\d+(?:[eE][-+]?\d+)?)", argument.value)
     if found is None:
         draft.report(argument, Kind.lost, "the schedules have no further arguments")
     else:
@@ -443,8 +459,9 @@ def _rewards(draft: TranslationDraft, argument: Argument, row: TableRow) -> None
         paths = {name: f"{module}:{name}" for name in names}
         draft.set(argument, "reward.functions", Setting(value=paths))
         given = draft.given("reward_weights")
-        numbers = [float(value_of(each)) for each in hydra_list(given.values)] if given is not None else []
-        weights = dict(zip(names, numbers, strict=False)) if len(numbers) == len(names) else dict.fromkeys(names, 1.0)
+        numbers = [_number(value_of(each)) for each in hydra_list(given.values)] if given is not None else []
+        is_whole = len(numbers) == len(names) and None not in numbers
+        weights = dict(zip(names, numbers, strict=False)) if is_whole else dict.fromkeys(names, 1.0)
         draft.write("reward.weights", Setting(value=weights), "TRL adds the rewards up")
     draft.note(Kind.hook, ", ".join(names), row.note)
 
@@ -457,7 +474,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "interval": _interval,
         "epochs": _epochs,
         "schedule": _schedule,
-        "steps": _steps,
+        "warmup": _warmup,
         "lrkwargs": _lr_kwargs,
         "optimizer": _optimizer,
         "beta": _beta,

@@ -36,6 +36,8 @@ def find_launch(record: ScriptRecord, name: str) -> Reading | None:
 
 def read_command_line(words: Sequence[str], name: str) -> Reading | None:
     """The run that a bare command line describes. None: it is of no known project."""
+    if not words:
+        return None
     source = Source(file="command line", line=1)
     texts: tuple[Text, ...] = tuple((literal(word, source),) for word in words)
     found = _read_command(Command(words=texts, source=source, environment={}), name)

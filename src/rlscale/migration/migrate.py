@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import tempfile
@@ -115,7 +116,12 @@ def _without_folder(problem: Problem, folder: str) -> Problem:
 def _read(source: str | Path | Sequence[str], given: Mapping[str, str], name: str | None) -> Reading:
     if not isinstance(source, str | Path):
         return _found(read_command_line(list(source), name or "migrated"), "the command line")
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
+    try:
+        path.resolve()
+    except (OSError, RuntimeError) as error:
+        problem = Problem(path="input", rule="be readable", value=str(path), fix=" ".join(str(error).split()))
+        raise ConfigError([problem]) from error
     if not path.exists() and isinstance(source, str) and (" " in source or "=" in source):
         return _read_text(source, name)
     reading = _found(_read_file(path, given, name or experiment_name(path)), str(source))

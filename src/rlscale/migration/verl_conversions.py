@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,8 @@ from rlscale.migration.shell_values import Text, template_of, value_of
 from rlscale.migration.translation_draft import Conversion, TranslationDraft
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-DEFAULT_MINI_BATCH, DEFAULT_TOKENS = 256, 16384
+DEFAULT_BATCH, DEFAULT_MINI_BATCH, DEFAULT_TOKENS = 1024, 256, 16384
+DEFAULT_CLIP = 0.2
 
 ESTIMATORS: Mapping[str, str] = MappingProxyType(
     {
@@ -145,9 +147,10 @@ def _mini(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
 
 def number_of(argument: Argument | None) -> float | None:
     try:
-        return None if argument is None else float(argument.value)
+        number = None if argument is None else float(argument.value)
     except ValueError:
         return None
+    return number if number is not None and math.isfinite(number) else None
 
 
 def samples_per_prompt(draft: TranslationDraft) -> float | None:
@@ -180,6 +183,10 @@ def _klreward(draft: TranslationDraft, argument: Argument, row: TableRow) -> Non
         draft.report(argument, Kind.dropped, row.note)
         if argument.value.lower() == "true" and not draft.has("algorithm.kl_ctrl.kl_coef"):
             draft.write("algo.kl_coef", Setting(value=0.001), "verl's default with use_kl_in_reward")
+        loss = draft.given(f"{ACTOR}use_kl_loss")
+        has_loss = loss is not None and loss.value.lower() == "true"
+        if argument.value.lower() == "true" and not has_loss and not draft.has("algorithm.kl_penalty"):
+            draft.write("algo.kl_loss_type", Setting(value="k1"), "verl's default of algorithm.kl_penalty")
     elif used is None or used.value.lower() != "true":
         draft.report(argument, Kind.dropped, "has no effect without algorithm.use_kl_in_reward")
     else:
@@ -215,8 +222,13 @@ def _betas(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     if len(betas) != 2:
         draft.report(argument, Kind.wrong, "must be two numbers")
         return
-    draft.settings["optim.adam_beta1"] = Setting(value=float(betas[0]))
-    draft.set(argument, "optim.adam_beta2", Setting(value=float(betas[1])))
+    try:
+        first, second = map(float, betas)
+    except ValueError:
+        draft.report(argument, Kind.wrong, "must be two numbers")
+        return
+    draft.settings["optim.adam_beta1"] = Setting(value=first)
+    draft.set(argument, "optim.adam_beta2", Setting(value=second))
 
 
 def _steps(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
@@ -225,6 +237,56 @@ def _steps(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
         draft.report(argument, Kind.dropped, "is not set")
     else:
         draft.rename(argument, replace(row, conversion="", note=""))
+
+
+def _updates(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """Steps of verl's schedule, which advances once per rollout, after all of its optimiser steps."""
+    number, steps = number_of(argument), _steps_per_rollout(draft)
+    if number is None or number <= 0:
+        draft.report(argument, Kind.dropped, "is not set")
+    else:
+        draft.set(argument, row.key, Setting(value=round(number * steps)), note=row.note if steps != 1 else "")
+
+
+def _steps_per_rollout(draft: TranslationDraft) -> int:
+    """Optimiser steps of a rollout; 1 in supervised training."""
+    if is_supervised(draft):
+        return 1
+    batch = number_of(draft.given("data.train_batch_size")) or DEFAULT_BATCH
+    size = number_of(draft.given(f"{ACTOR}ppo_mini_batch_size")) or DEFAULT_MINI_BATCH
+    return max(1, round(batch / size)) * max(1, round(number_of(draft.given(f"{ACTOR}ppo_epochs")) or 1))
+
+
+def _clip(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """The clip range: clip_ratio counts only in place of a bound that is null, and both are 0.2 by default."""
+    bounds = {"algo.eps_clip": f"{ACTOR}clip_ratio_low", "algo.eps_clip_high": f"{ACTOR}clip_ratio_high"}
+    nulls = [key for key, name in bounds.items() if (used := draft.given(name)) is not None and _is_null(used)]
+    if argument.plain_name in bounds.values():
+        if _is_null(argument):
+            draft.report(argument, Kind.dropped, "clip_ratio stands for it")
+            return
+        draft.rename(argument, replace(row, conversion=""))
+        if row.key == "algo.eps_clip" and draft.given(bounds["algo.eps_clip_high"]) is None:
+            draft.write("algo.eps_clip_high", Setting(value=DEFAULT_CLIP), "verl's default of clip_ratio_high")
+        return
+    for key in nulls:
+        draft.rename(argument, replace(row, key=key, conversion="", note=""))
+    if not nulls:
+        is_default = number_of(argument) == DEFAULT_CLIP
+        text = "clip_ratio_low and clip_ratio_high, 0.2 by default, take precedence over it in verl"
+        draft.report(argument, Kind.dropped if is_default else Kind.wrong, text)
+
+
+def _is_null(argument: Argument) -> bool:
+    return argument.value.lower() in ("null", "none")
+
+
+def _kltype(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    used = draft.given(f"{ACTOR}use_kl_loss")
+    if used is None or used.value.lower() != "true":
+        draft.report(argument, Kind.dropped, f"has no effect without {ACTOR}use_kl_loss")
+    else:
+        _renamed(draft, argument, row)
 
 
 def _minlr(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
@@ -239,6 +301,9 @@ def _minlr(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
 COMMON_CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
     {
         **dict.fromkeys(RENAMED, _renamed),
+        "kltype": _kltype,
+        "clip": _clip,
+        "updates": _updates,
         "unknown": _unknown,
         "files": _files,
         "sets": _sets,

@@ -97,8 +97,9 @@ def test_checkpoints_are_saved_where_checkpoint_load_looks_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    # The resolve step expands `~` of a given checkpoint.save.
     with RunFolder.open(tmp_path / "run", config_yaml=config()) as folder:
-        saved = folder.checkpoint_folder(CheckpointConfig(save="~/saved"))
+        saved = folder.checkpoint_folder(CheckpointConfig(save=str(tmp_path / "saved")))
     store = CheckpointStore(saved, keep_last=1)
     store.begin(3)
     store.commit(3, {})

@@ -101,3 +101,12 @@ def write_model(folder: Path, *, model_type: str) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(f'{{"model_type": "{model_type}", "num_hidden_layers": 1}}')
     write_no_weights(folder / "model.safetensors")
+
+
+def test_variables_of_a_launcher_are_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "model", model_type="qwen3")
+    monkeypatch.setenv("WORLD_SIZE", "all")
+    assert main([str(tmp_path / "model"), str(tmp_path / "new")]) == 2
+    assert caplog.text.splitlines()[-1].endswith("WORLD_SIZE must be a number, got all; unset it")

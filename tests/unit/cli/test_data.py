@@ -81,6 +81,19 @@ def test_csv_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["inspect"], "rlscale-data inspect must have a file, got nothing"),
         (["inspect", "--rows", "none"], "--rows must be a number of rows above 0, got none; e.g. --rows 1000"),
         (["inspect", "gone.jsonl"], "rlscale-data: gone.jsonl must be a file, got nothing at "),
+        (
+            ["convert", "a.csv", "a.csv/b.jsonl"],
+            "a.csv/b.jsonl must be in a folder that exists, got none; create it first",
+        ),
+        (
+            ["inspect", "a.csv", "data.prompt_data=b"],
+            "data.prompt_data must not be set here, got data.prompt_data; name",
+        ),
+        (["convert", "a.csv", "--into"], "rlscale-data convert must have no flags, got --into; write ./ in front of"),
+        (
+            ["download", "gsm8k", "--into", "a.csv", "--endpoint", "http://127.0.0.1:1"],
+            "a.csv/gsm8k must be a folder to write to, got Not a directory; name another folder with --into",
+        ),
         (["convert", "gone.json", "new.jsonl"], "rlscale-data: gone.json must be a file, got nothing at "),
     ],
 )
@@ -88,6 +101,7 @@ def test_wrong_input_is_one_message(
     argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("a,b\n1,2\n")
     assert main(argv) == 2
     assert message in capsys.readouterr().err
     assert main(["--help"]) == main(["--version"]) == 0

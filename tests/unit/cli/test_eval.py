@@ -102,11 +102,14 @@ def test_another_reward_and_the_file_of_sets_count(tmp_path: Path) -> None:
         (["--regrade", "run", "model.hf_checkpoint=a/b"], "model.hf_checkpoint must not be set here, got a/b"),
         (["--regrade", "run", "eval.nothing=3"], "eval.nothing must be a known key, got 3"),
         (["--regrade", "run", "-m"], "--multirun must not be used here, got -m"),
+        (["--regrade", "run", "-sc", "install=bash"], "-sc must not be used here, got -sc; use rlscale-train -sc"),
         (["--regrade", "run", "eval.prompt_data=[other,a.jsonl]"], "must contain the sets that run/evaluations/v0000"),
         (["--regrade", "run", "eval.config=gone.yaml"], "eval.config must name a readable YAML file, got gone.yaml"),
         (["--regrade", "run", "reward.custom_path=nowhere:score"], "reward.custom_path must be importable"),
         (["--regrade", "empty"], "--regrade must be a run with kept evaluations, got empty"),
         (["--regrade", "broken"], "config.yaml must be the config of a run, got [1]"),
+        (["--regrade", "text"], "config.yaml must be the config of a run, got run.overrides; pass the run folder"),
+        (["groups"], "config.yaml must be the config of a run, got train; pass the run folder"),
         (["--regrade", "cut"], "0_sums.jsonl, row 3 must be the samples of a prompt, got '{'"),
     ],
 )
@@ -122,6 +125,9 @@ def test_wrong_input_is_one_line_without_a_traceback(
     made_run(tmp_path / "empty", versions=[])
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.yaml").write_text("[1]")
+    for name, text in {"text": "run: {overrides: 3}", "groups": "train: [1]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
     cut = made_run(tmp_path / "cut") / "evaluations" / "v00000003" / "0_sums.jsonl"
     cut.write_text(cut.read_text() + "{")
     assert main(words) == 2

@@ -45,9 +45,33 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["none.sh"], "input must be readable, got "),
         (["/dev/null"], "input must be a file, got /dev/null, a pipe or a device; write it to a file, and name that"),
         ([SCRIPT, "--set", "NUM_GPUS"], "--set must be NAME=VALUE, got NUM_GPUS; write e.g. --set NUM_GPUS=8"),
+        ([" "], "input must start a run of slime, verl or TRL, got the command line; name the script"),
+        (["loop.sh"], "input must be readable, got loop.sh; Symlink loop from"),
+        (["self.yaml"], "input must have plain values only, got "),
+        (["deep.yaml"], "input must be valid YAML or JSON, got "),
+        (
+            ["--name", "../mine", "--", "--lr", "1e-6"],
+            "--name must be one word of letters, digits, - and _, got ../mine",
+        ),
+        (
+            ["--name", "", "--", "--lr", "1e-6"],
+            '--name must be one word of letters, digits, - and _, got ""; write e.g.',
+        ),
         ([__file__], "input must start a run of slime, verl or TRL"),
     ],
 )
-def test_wrong_input(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop.sh").symlink_to("loop.sh")
+    Path("self.yaml").write_text("actor_rollout_ref: &a {x: *a}\n")
+    Path("deep.yaml").write_text("trainer: " + "[" * 3000)
     assert main(words) == 2
     assert f"rlscale-migrate: {message}" in capsys.readouterr().err
+
+
+def test_a_tilde_of_the_output_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["--no-plan", "--output=~/mine", "--", "--lr", "1e-6"]) == 1
+    assert (tmp_path / "mine/experiment/migrated.yaml").is_file()

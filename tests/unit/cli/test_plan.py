@@ -157,6 +157,12 @@ def test_a_length_is_a_number_of_tokens(value: str, capsys: pytest.CaptureFixtur
     assert f"--prompt-tokens must be a number of tokens, at least 1, got {value}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--cfg", "job"], ["-sc", "install=bash"]])
+def test_flags_of_training_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "experiment=quickstart"]) == 2
+    assert f"{words[0]} must not be used, got {words[0]}; " in capsys.readouterr().err
+
+
 def test_multirun_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "algo.eps_clip=0.1,0.2", "--hardwre=h100"]) == 2
     text = capsys.readouterr().err

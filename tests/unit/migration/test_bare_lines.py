@@ -63,6 +63,47 @@ VERL = [
             "train.backend": "fsdp",
         },
     ),
+    # The bounds of the clip range are 0.2 by default, and take precedence over clip_ratio.
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.clip_ratio_low=0.1",
+        {"algo.eps_clip": 0.1, "algo.eps_clip_high": 0.2},
+    ),
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.clip_ratio_low=0.1 "
+        "actor_rollout_ref.actor.clip_ratio_high=0.28 actor_rollout_ref.actor.clip_ratio=0.3",
+        {"algo.eps_clip": 0.1, "algo.eps_clip_high": 0.28},
+    ),
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.clip_ratio_low=null actor_rollout_ref.actor.clip_ratio=0.3",
+        {"algo.eps_clip": 0.3, "algo.eps_clip_high": "not set"},
+    ),
+    ("data.train_batch_size=256 actor_rollout_ref.actor.clip_ratio=0.3", {"algo.eps_clip": "not set"}),
+    # The schedule advances once per rollout.
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.actor.ppo_epochs=2 "
+        "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
+        {"optim.lr_warmup_iters": 80, "optim.warmup_ratio": 0.0},
+    ),
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.optim.lr_warmup_steps=-1",
+        {"optim.lr_warmup_iters": "not set", "optim.warmup_ratio": 0.0},
+    ),
+    # The default of the penalty in the rewards is not that of the loss.
+    (
+        "data.train_batch_size=256 algorithm.use_kl_in_reward=True",
+        {"algo.kl_coef": 0.001, "algo.kl_loss_type": "k1"},
+    ),
+    # With a temperature of 0 an evaluation is greedy.
+    (
+        "data.train_batch_size=256 actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        {"eval.temperature": 0.0},
+    ),
+    # A number that is none is reported.
+    (
+        "data.train_batch_size=256 actor_rollout_ref.actor.ppo_mini_batch_size=inf "
+        "actor_rollout_ref.actor.optim.betas=[a,b]",
+        {"batch.global_batch_size": 256},
+    ),
     # Without the type the normalisation would have no effect.
     (
         "data.train_batch_size=256 algorithm.rollout_correction.rollout_is=token "

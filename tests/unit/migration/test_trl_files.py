@@ -253,6 +253,26 @@ def test_the_weight_of_cispo_is_bounded_from_above_only(tmp_path: Path, lines: s
             "trl grpo --num_processes 2 --accelerate_config zero3 --per_device_train_batch_size 4 --temperature 0.7",
             {"cluster.actor_num_gpus_per_node": 2, "batch.global_batch_size": 8, "rollout.temperature": 0.7},
         ),
+        (
+            "--learning_rate 2e-6 --warmup_steps 0",
+            {"optim.lr_warmup_iters": 0, "optim.warmup_ratio": 0.0},
+        ),
+        (
+            "--learning_rate 2e-6 --warmup_steps 5 --warmup_ratio 0.1",
+            {"optim.lr_warmup_iters": 5, "optim.warmup_ratio": 0.0},
+        ),
+        (
+            "--learning_rate 2e-6 --warmup_ratio 0.1 --lr_scheduler_type constant",
+            {"optim.lr_decay_style": "constant", "optim.warmup_ratio": 0.0},
+        ),
+        (
+            "--learning_rate 2e-6 --warmup_ratio 0.1 --lr_scheduler_type constant_with_warmup",
+            {"optim.lr_decay_style": "constant", "optim.warmup_ratio": 0.1},
+        ),
+        (
+            "--learning_rate 2e-6 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs {'min_lr':1E-7}",
+            {"optim.min_lr": 1e-7},
+        ),
         ("--learning_rate 2e-6", {"optim.lr": 2e-6, "train.backend": "fsdp", "batch.n_samples_per_prompt": 8}),
         ("learning_rate=2e-6 num_generations=4", {"optim.lr": 2e-6, "batch.n_samples_per_prompt": 4}),
     ],
@@ -277,3 +297,8 @@ def test_a_named_file_that_is_not_there_is_lost(tmp_path: Path) -> None:
     found = rlscale.migrate(tmp_path / "run.sh")
     (line,) = [finding.text for finding in found.losses if finding.subject.startswith("config")]
     assert line.startswith("recipes/mine.yaml is not next to the script; copy it there")
+
+
+def test_numbers_that_are_not_finite_are_as_if_not_given() -> None:
+    found = rlscale.migrate("--learning_rate 2e-6 --max_steps inf --per_device_train_batch_size nan".split())
+    assert values(found)["batch.rollout_batch_size"] == 1

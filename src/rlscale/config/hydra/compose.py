@@ -22,6 +22,7 @@ from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import failed_override
 from rlscale.config.hydra.internals import YamlLoader, apply_overrides, compose_app, make_loader, override_parser
+from rlscale.config.hydra.typed_texts import restore_texts
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested, value_of
 from rlscale.config.keys import keys, nodes
 from rlscale.errors import Problem
@@ -64,6 +65,17 @@ class Composed:
             found = f"{short_path(file)}:{line}" if line else found
         return found
 
+    def find_node(self, path: str) -> yaml.Node | None:
+        """The value of `path` in the file that applies; None when the command line set it, or no file did."""
+        if self.origin(path) == COMMAND_LINE:
+            return None
+        found = None
+        for package, file in self._files:
+            relative = path.removeprefix(f"{package}.") if package else path
+            if (not package or relative != path) and (pair := _find_pair(file, relative.split("."))):
+                found = pair[1]
+        return found
+
     def file_values(self, path: str) -> list[tuple[Any, Path, int]]:
         """The values that files give to `path`, each with its file and line; the last one applies."""
         if self.read is not None:
@@ -98,11 +110,13 @@ def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: C
     except _FAILURES as error:
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
     # A file that sets its own group lacks the package line; a dotted name would override the command line.
-    if any(group in nested for group in GLOBAL_GROUPS) or _has_dotted(nested, ""):
+    if any(group in nested for group in GLOBAL_GROUPS) or _has_unusual_key(nested, ""):
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems)
-    return Composed(
+    composed = Composed(
         values=nested, overrides=kept, command_line_keys=command_line_keys, folders=folders, problems=problems
     )
+    restore_texts(nested, composed.find_node)
+    return composed
 
 
 def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> dict[str, Any] | None:
@@ -171,11 +185,12 @@ def _is_free(values: Mapping[str, Any], path: str) -> bool:
     return not (isinstance(values, dict) and values)
 
 
-def _has_dotted(values: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a key inside a group contains a dot, which neither Hydra nor OmegaConf splits."""
+def _has_unusual_key(values: Mapping[str, Any], prefix: str) -> bool:
+    """Whether a key inside a group is no text, or contains a dot, which neither Hydra nor OmegaConf splits."""
     return any(
-        "." in name
-        or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_dotted(value, f"{prefix}{name}."))
+        not isinstance(name, str)
+        or "." in name
+        or (isinstance(value, Mapping) and f"{prefix}{name}" in nodes() and _has_unusual_key(value, f"{prefix}{name}."))
         for name, value in values.items()
     )
 

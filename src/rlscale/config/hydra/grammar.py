@@ -94,7 +94,7 @@ def _first_accepted(path: str, key: Key | None, candidates: list[str]) -> str:
 
 def _list_candidates(value: str, *, of_strings: bool) -> list[str]:
     """The same list with a closing bracket, without empty entries, and with quotes around unparsable entries."""
-    entries = [entry.strip() for entry in _split(value.strip().removeprefix("[").removesuffix("]"))]
+    entries = [entry.strip() for entry in split_entries(value.strip().removeprefix("[").removesuffix("]"))]
     entries = [entry for entry in entries if entry]
     plain = f"[{','.join(entries)}]"
     if not of_strings:
@@ -105,7 +105,7 @@ def _list_candidates(value: str, *, of_strings: bool) -> list[str]:
     return [plain, f"[{','.join(in_quotes)}]", f"[{','.join(texts)}]"]
 
 
-def _split(text: str) -> Iterator[str]:
+def split_entries(text: str) -> Iterator[str]:
     """Parts between the commas that are outside of quotes and brackets."""
     start = 0
     for place, inside in enumerate(_nesting(text)):

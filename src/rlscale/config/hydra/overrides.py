@@ -7,19 +7,21 @@ YAML files contain differences only and Hydra would reject a key that none of th
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
-from hydra.core.override_parser.types import Override, Sweep
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep, Sweep
 from hydra.errors import HydraException
 
 from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.foreign_words import VALUE_WORDS, find_foreign
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
 from rlscale.config.hydra.internals import override_parser
+from rlscale.config.hydra.typed_texts import quote_texts
 from rlscale.config.hydra.written_overrides import write_override
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
@@ -34,6 +36,9 @@ PLAIN_OVERRIDE = "write <group>.<key>=<value> or <group>=<option>"
 
 SINGLE_VALUE_RULE = "have one value in a single run"
 """The rule that overrides of a sweep break in a single run."""
+
+MAX_JOBS = 10_000
+"""Each job of a sweep is composed and checked before the first one starts, which takes milliseconds."""
 
 # Groups that are in no defaults list, with their position for Hydra (other overrides have 1): a later one wins.
 _APPENDED_GROUPS = {"experiment": 0, "on": 2}
@@ -85,6 +90,9 @@ def parse_command_line(
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override))
+        elif (number := count_values(override)) == 0 or number > MAX_JOBS:
+            line.broken.add(override.key_or_group)
+            line.problems.append(_not_enumerable(override, number))
         elif override.key_or_group in groups:
             choice = _group_override(line, override, groups)
             if choice is not None:
@@ -93,7 +101,7 @@ def parse_command_line(
                 ordered = [pair for pair in ordered if pair[0] != position or position == 1]
                 ordered.append((position, choice))
         elif _check_key(line, override, groups):
-            ordered.append((1, f"++{override.key_or_group}={_value_text(override)}"))
+            ordered.append((1, f"++{override.key_or_group}={_plain_value(override)}"))
     if line.experiment is None and not line.no_experiment and ALL_KEYS not in line.broken:
         line.experiment = DEFAULT_EXPERIMENT
         ordered.append((0, f"+experiment={DEFAULT_EXPERIMENT}"))
@@ -291,9 +299,38 @@ def _nearest_group(path: str, groups: Mapping[str, Sequence[str]]) -> str | None
     return nearest(path, groups, limit=1) if find_key(path) is None else None
 
 
+def count_values(override: Override) -> float:
+    """The number of values of an override, without enumerating them; those of an interval count as one."""
+    value = override.value()
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return 1
+    assert value.start is not None and value.stop is not None
+    # With a step of 0, and between infinite ends, Hydra would never finish, or fail.
+    number = (value.stop - value.start) / value.step if value.step else math.inf
+    return max(0, math.ceil(number)) if math.isfinite(number) else math.inf
+
+
+def _not_enumerable(override: Override, number: float) -> Problem:
+    path, value = override.key_or_group, _value_text(override)
+    if number == 0:
+        rule, fix = "have at least one value in a sweep", "correct the ends and the sign of the step"
+    else:
+        rule = f"have at most {MAX_JOBS} values in a sweep"
+        fix = "write a larger step; or interval(<low>,<high>) with hydra/sweeper=optuna, which chooses among all values"
+    return Problem(path=path, rule=rule, value=value, fix=fix, origin=COMMAND_LINE)
+
+
 def _value_text(override: Override) -> str:
     """The value as it was typed."""
     return str(override.input_line).partition("=")[2]
+
+
+def _plain_value(override: Override) -> str:
+    """The value for Hydra: as it was typed, with the texts that Hydra would read as numbers in quotes."""
+    key, typed = find_key(override.key_or_group), _value_text(override)
+    return typed if key is None else quote_texts(key, override.value(), typed)
 
 
 def _values(override: Override) -> list[Any]:

@@ -88,7 +88,7 @@ def read_yaml_files(choices: Sequence[tuple[str, str]], folders: ConfigFolders) 
                 _visit(found, group, option, overlays)
     found.selected |= dict(own)
     _read(found, YamlFile(group="", path=folders.main / f"{PRIMARY}.yaml"))
-    for group, choice in found.selected.items():
+    for group, choice in list(found.selected.items()):
         if choice is not None:
             _visit(found, group, choice, found.files)
     found.files += overlays
@@ -156,10 +156,19 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
             error.problem_mark.line + 1 if error.problem_mark else 1,
             "close every bracket and quote; use no tabs",
         )
+        if error.context == "expected a single document in the stream":
+            fix = "keep one document: remove the line ---"
         report(line, "be valid YAML", f'"{error.problem}"', fix)
+        return []
+    except RecursionError:
+        report(1, "be nested less deeply", "too many brackets", "close every bracket")
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
         report(1, "be a text file that contains YAML", f'"{str(error).splitlines()[0]}"', "save it as text in UTF-8")
+        return []
+    if text.startswith("\ufeff"):
+        # Hydra does not find the package in a first line that begins with this mark.
+        report(1, "have no byte order mark", '"\\ufeff"', "save it as UTF-8 without BOM")
         return []
     if not isinstance(root, yaml.MappingNode):
         found_text = "nothing" if root is None else f'"{text.splitlines()[0]}"'
@@ -168,7 +177,11 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
     if file.group in GLOBAL_GROUPS and GLOBAL not in text.splitlines():
         fix = f"files in {file.group}/ set keys of every group"
         report(1, f'have a line "{GLOBAL}"', f'"{text.splitlines()[0]}"', fix)
-    repeated = list(_repeated_keys(root))
+    try:
+        repeated = list(_repeated_keys(root))
+    except RecursionError:
+        report(1, "contain plain values only", "a mapping with an alias of itself", "remove the alias")
+        return []
     for name, line in repeated:
         report(line, "set each key once", name, "keep one of the lines")
     if not repeated and (wrong := _unreadable_value(root)):
@@ -215,6 +228,8 @@ def _unreadable_value(root: yaml.Node) -> tuple[int, str, str] | None:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         return line, "contain plain values only", f'"{error.problem}"'
+    except ValueError as error:  # a number of thousands of digits, or a tag that the text does not fit
+        return root.start_mark.line + 1, "contain plain values only", f'"{error}"'
     return None
 
 
@@ -244,7 +259,7 @@ def value_of(node: yaml.Node) -> Any:
     loader = YamlLoader("")
     try:
         return loader.construct_object(node, deep=True)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         return str(node.value)
 
 
@@ -297,6 +312,9 @@ def _choice(name: str, option: Any, line: int, problems: _FileProblems) -> Itera
     elif parts[:-1] != ["override"] or not parts[-1].startswith("/"):
         fix = f"write `override /{group}: {option}`"
         problems.add(line, "be selected with override and a slash", f'"{name}: {option}"', fix, path=group)
+    elif group in GLOBAL_GROUPS:
+        fix = "choose it on the command line" if group != problems.group else f"list it without override: `- {option}`"
+        problems.add(line, "not be overridden in a file", show(option), fix, path=group)
     elif option is None:
         yield _Choice(group, None)
     else:

@@ -25,8 +25,9 @@ from rlscale.config.resolve.derived import (
 )
 from rlscale.config.resolve.draft import Derived, Draft
 from rlscale.config.rules import (
-    OUTPUTS,
+    PATHS,
     attaches,
+    default_lr,
     num_gpus_per_node,
     opens_gpu_memory,
     pipeline_stages,
@@ -127,8 +128,7 @@ def _set_algo(draft: Draft) -> None:
 
 def _set_optim(draft: Draft) -> None:
     backend = draft.config.train.backend
-    lr = 2e-5 if backend == TrainBackendName.fsdp else 1e-6
-    draft.fill("optim.lr", lr, f"the default with train.backend={backend}")
+    draft.fill("optim.lr", default_lr(backend), f"the default with train.backend={backend}")
     if draft.config.optim.lr_warmup_iters:
         draft.fill("optim.warmup_ratio", 0.0, "optim.lr_warmup_iters is set")
     ratio = 0.03 if backend == TrainBackendName.fsdp else 0.0
@@ -203,9 +203,15 @@ def _set_evaluation(draft: Draft) -> None:
 
 
 def _expand_home(draft: Draft) -> None:
-    """Expands `~` in files and folders that the run writes; those that it reads are expanded where they are read."""
-    for key in OUTPUTS:
-        if str(given := draft.get(key)).startswith("~"):
+    """Expands `~` in the keys of files and folders, and in paths that SGLang and Megatron-core get."""
+    passed = [f"{group}.{name}" for group in ("sglang", "megatron") for name in draft.passed(group)]
+    for key in (*PATHS, *passed):
+        given = draft.get(key)
+        if key in passed and not str(given).startswith("~/"):
+            continue  # not every argument of a library is a path
+        if isinstance(given, list):
+            draft.replace(key, [os.path.expanduser(each) for each in given], "~ is the home folder")
+        elif isinstance(given, str):
             draft.replace(key, os.path.expanduser(given), "~ is the home folder")
 
 

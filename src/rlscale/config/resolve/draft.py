@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from rlscale.config.errors import show
@@ -51,9 +53,14 @@ class Draft:
     config: RunConfig
     derived: list[Derived] = field(default_factory=list)
 
-    def get(self, key: str) -> Any:
-        group, name = key.split(".")
+    def passed(self, group: str) -> Mapping[str, Any]:
+        """The arguments that a group passes to its library."""
         owner = getattr(self.config, group)
+        return dict(getattr(owner, owner.passthrough_field))
+
+    def get(self, key: str) -> Any:
+        group, _, name = key.rpartition(".")
+        owner = attrgetter(group)(self.config)
         # A key that the group passes to its library.
         return getattr(owner, name) if key in keys() else getattr(owner, owner.passthrough_field).get(name)
 
@@ -62,8 +69,8 @@ class Draft:
         was = self.get(key)
         if was == value:
             return
-        group, name = key.split(".")
-        owner = getattr(self.config, group)
+        group, _, name = key.rpartition(".")
+        owner = attrgetter(group)(self.config)
         if key in keys():
             setattr(owner, name, value)
         else:

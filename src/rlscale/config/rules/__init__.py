@@ -68,10 +68,11 @@ from rlscale.config.rules.conditions import (
     uses_router,
     uses_sglang_router,
 )
-from rlscale.config.rules.debug import OUTPUTS
+from rlscale.config.rules.debug import PATHS
 from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
+from rlscale.config.rules.optim import default_lr
 from rlscale.config.rules.rule import IgnoredKey, Rule
 from rlscale.config.rules.sampling_params import warn_sampling_params
 from rlscale.config.run_config import RunConfig
@@ -80,7 +81,7 @@ from rlscale.errors import Problem
 __all__ = [
     "IGNORED",
     "MODULES",
-    "OUTPUTS",
+    "PATHS",
     "RULES",
     "IgnoredKey",
     "Rule",
@@ -90,6 +91,7 @@ __all__ = [
     "builtin_rewards",
     "check_given_rope_type",
     "check_rules",
+    "default_lr",
     "find_warnings",
     "frozen_models",
     "has_agent",

@@ -87,9 +87,30 @@ OUTPUTS = (
     "debug.profile_dir",
     "debug.save_rollout_data",
     "debug.save_train_data",
+    "logging.tensorboard.dir",
+    "logging.wandb.dir",
+    "model.cache_dir",
     "train.weight_folder",
 )
-"""Keys of the files and folders that a run writes, and of dumps that it reads; `~` in them is the home folder."""
+"""Keys of the files and folders that a run writes, and of dumps that it reads."""
+
+PATHS = (
+    *OUTPUTS,
+    "checkpoint.load",
+    "critic.load",
+    "data.prompt_data",
+    "data.prompt_files",
+    "eval.config",
+    "eval.prompt_data",
+    "model.hf_checkpoint",
+    "model.ref_load",
+    "model.teacher_load",
+    "reward.engine.hf_checkpoint",
+    "rollout.script_path",
+    "sglang.config",
+    "train.lora.load",
+)
+"""Keys of files and folders; `~` in them is the home folder."""
 
 
 @rule

@@ -71,6 +71,22 @@ def kv_heads_divide_query_heads(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def heads_divide_hidden_size(config: RunConfig) -> list[Problem]:
+    """A tiny model without `model.head_dim` splits its width among the heads; rotary embedding pairs dimensions."""
+    model = config.model
+    fields = {} if model.build is None else TINY_MODELS[model.build]
+    if not fields or "head_dim" in fields or "qk_rope_head_dim" in fields:
+        return []
+    hidden = model.hidden_size or int(fields["hidden_size"])
+    heads = model.num_attention_heads or int(fields["num_attention_heads"])
+    if hidden % (2 * heads) == 0:
+        return []
+    rule = f"be a multiple of {2 * heads}, twice model.num_attention_heads, with model.build={model.build}"
+    fix = f"write model.hidden_size={hidden + -hidden % (2 * heads)}"
+    return [Problem(path="model.hidden_size", rule=rule, value=show(hidden), fix=fix)]
+
+
+@rule
 def engine_supports_the_model(config: RunConfig) -> list[Problem]:
     if config.rollout.engine != EngineKind.embedded or not uses_engines(config):
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlscale.config.errors import show
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName
+from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -19,12 +20,18 @@ def one_warmup(config: RunConfig) -> list[Problem]:
     return [Problem(path="optim.lr_warmup_iters", rule=rule, value=show(optim.lr_warmup_iters), fix=fix)]
 
 
+def default_lr(backend: TrainBackendName) -> float:
+    """The value of `optim.lr` where it is not set."""
+    return 2e-5 if backend == TrainBackendName.fsdp else 1e-6
+
+
 @rule
 def schedule_is_ordered(config: RunConfig) -> list[Problem]:
     optim = config.optim
     problems = []
-    if optim.lr_decay_style != LrDecayStyle.constant and optim.lr is not None and optim.min_lr > optim.lr:
-        rule, fix = f"be at most optim.lr={optim.lr:g}", "lower it; the rate decays to it"
+    lr = default_lr(config.train.backend) if optim.lr is None else optim.lr
+    if optim.lr_decay_style != LrDecayStyle.constant and optim.min_lr > lr:
+        rule, fix = f"be at most optim.lr={lr:g}", "lower it; the rate decays to it"
         problems.append(Problem(path="optim.min_lr", rule=rule, value=show(optim.min_lr), fix=fix))
     return problems + _check_decay_after_warmup(optim)
 

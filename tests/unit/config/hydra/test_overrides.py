@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rlscale.config import KlType, load_config
 from rlscale.config.hydra.overrides import parse_command_line
+from rlscale.config.hydra.sweep.expand import job_problems
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
 from tests.unit.config.config_errors import config_errors, only_error
@@ -308,3 +309,53 @@ def test_any_invalid_override_is_a_problem(words: list[tuple[str, str, str]]) ->
     # Not "Error" alone: the default of agent.policy_errors has names of exceptions.
     of_hydra = ("append", "Could not", "full_key", "KeyError", "AttributeError", "ValidationError", "Exception:")
     assert not any(text in problem for problem in found for text in of_hydra)
+
+
+@pytest.mark.parametrize("typed", ["1e3", "1_000", "0x10", "true", "FALSE", "1.50", "nan", "-0", "1e-07"])
+def test_a_text_has_the_characters_that_were_typed(typed: str) -> None:
+    config = load_config([f"run.name={typed}", f"train.env_vars.A={typed}", f"data.prompt_files=[a, {typed}]"])
+    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == (typed, {"A": typed}, ["a", typed])
+    words = [f"train.env_vars={{A: {typed}, B: 'x, y', C: \"2\"}}", f"eval.prompt_data=[{typed},'a,b']"]
+    config = load_config(words)
+    assert config.train.env_vars == {"A": typed, "B": "x, y", "C": "2"}
+    assert config.eval.prompt_data == [typed, "a,b"]
+
+
+def test_the_result_of_a_function_is_no_text() -> None:
+    config = load_config(["run.name=str(1)", "train.env_vars.A=int(3.0)", "data.prompt_files=sort([b,a])"])
+    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == ("1", {"A": "3"}, ["a", "b"])
+
+
+def test_the_texts_of_a_sweep_have_the_characters_that_were_typed() -> None:
+    line = parse_command_line(["logging.wandb.group=1e3,x,010", "run.name=1_0"], GROUPS, multirun=True)
+    assert line.overrides[1:] == ['++logging.wandb.group="1e3",x,010', '++run.name="1_0"']
+
+
+@pytest.mark.parametrize(
+    ("word", "rule"),
+    [
+        (
+            "optim.lr=range(1,10,1e-9)",
+            "have at most 10000 values in a sweep, got range(1,10,1e-9); write a larger step",
+        ),
+        ("data.num_rollout=range(0,10001)", "have at most 10000 values in a sweep"),
+        ("optim.lr=range(0,inf,0.1)", "have at most 10000 values in a sweep"),
+        ("optim.lr=range(0,nan,0.1)", "have at most 10000 values in a sweep"),
+        ("data.num_rollout=range(1,4,0)", "have at most 10000 values in a sweep"),
+        ("data.num_rollout=shuffle(range(1,1000000000))", "have at most 10000 values in a sweep"),
+        ("data.num_rollout=range(4,1)", "have at least one value in a sweep, got range(4,1); correct the ends"),
+    ],
+)
+def test_a_sweep_that_nobody_waits_for_is_not_enumerated(word: str, rule: str) -> None:
+    (problem,) = parse_command_line([word], GROUPS, multirun=True).problems
+    assert f"{word.partition('=')[0]} must {rule}" in str(problem)
+
+
+def test_the_combinations_of_a_sweep_are_counted() -> None:
+    line = parse_command_line([f"{key}=range(1,101)" for key in ("train.seed", "rollout.seed")], GROUPS, multirun=True)
+    assert job_problems(line) == []
+    line = parse_command_line(["algo=grpo,gspo", "train.seed=range(1,5002)"], GROUPS, multirun=True)
+    (problem,) = job_problems(line)
+    assert str(problem).startswith(
+        "a sweep must have at most 10000 jobs, one for each combination of values, got 10002 for algo, train.seed; list"
+    )

@@ -138,15 +138,27 @@ FILE_CASES = [
         "defaults must list other files above the entries with override, got quickstart; move it above them",
         4,
     ),
+    ("algo:\n  3: 4\n", "algo.3 must be a known key, got 4", 3),
+    ("algo:\n  no: 4\n", "algo.no must be a known key, got 4", 3),
+    ("algo: &a\n  mis: *a\n", "{file} must contain plain values only, got a mapping with an alias of itself", 1),
+    ("custom: {a: " + "[" * 2000 + "\n", "{file} must be nested less deeply, got too many brackets", 1),
+    ("data:\n  num_rollout: !!int x\n", '{file} must contain plain values only, got "invalid literal for int()', 2),
+    ("data:\n  num_rollout: " + "9" * 5000 + "\n", '{file} must contain plain values only, got "Exceeds the limit', 2),
+    ("algo: {}\n---\nalgo: {}\n", "{file} must be valid YAML, got", 3),
+    (
+        "defaults:\n  - quickstart\n  - override /on: cpu\n",
+        "on must not be overridden in a file, got cpu; choose it on the command line",
+        4,
+    ),
     ("defaults:\n  - quikstart\n", "experiment must be one of its options, got quikstart; did you mean quickstart?", 3),
 ]
 
 
-@pytest.mark.parametrize(("text", "message", "line"), FILE_CASES, ids=[text for text, *_ in FILE_CASES])
+@pytest.mark.parametrize(("text", "message", "line"), FILE_CASES, ids=[text[:40] for text, *_ in FILE_CASES])
 def test_errors_of_files_and_command_line_are_reported_together(
     text: str, message: str, line: int, folder: Path
 ) -> None:
-    file = write(folder, f"# @package _global_\n{text}" if line > 1 else text)
+    file = write(folder, f"# @package _global_\n{text}" if text != "- 1\n" else text)
     found = config_errors("experiment=mine", "optim.lr=-1", "train.sed=3", config_dir=folder)
     (about_file,) = [text for text in found if f"({file}:{line})" in text]
     assert (
@@ -185,6 +197,12 @@ def test_a_binary_file(folder: Path) -> None:
     (folder / "experiment" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     (found,) = config_errors("experiment=mine", config_dir=folder)
     assert "mine.yaml must be a text file that contains YAML, got" in found
+
+
+def test_a_file_with_a_byte_order_mark(folder: Path) -> None:
+    file = write(folder, "\ufeff" + MINE)
+    (found,) = config_errors("experiment=mine", config_dir=folder)
+    assert found == rf'{file} must have no byte order mark, got "\ufeff"; save it as UTF-8 without BOM ({file}:1)'
 
 
 def test_the_option_on_is_written_in_quotes(folder: Path) -> None:
@@ -259,3 +277,16 @@ def test_options_have_a_natural_order() -> None:
     names = ["tp16", "tp2", "a", "tp2_cp16", "10x", "tp2_cp4", "tp"]
     assert sorted(names, key=natural_order) == ["10x", "a", "tp", "tp2", "tp2_cp4", "tp2_cp16", "tp16"]
     assert ConfigFolders.find().groups()["checkpoint"][:4] == ["every_1", "every_20", "every_60", "every_100"]
+
+
+@pytest.mark.parametrize("written", ["1e3", "010", "on", "No", "1:30", "1_000", "0x1F", "2026-11-26", "true", "1.50"])
+def test_a_text_has_the_characters_of_its_file(tmp_path: Path, written: str) -> None:
+    values = f"run: {{name: {written}}}\ntrain: {{env_vars: {{A: {written}}}}}\ndata: {{prompt_files: [{written}]}}\n"
+    text = f"# @package _global_\ndefaults:\n  - quickstart\n{values}"
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    config = load_config(["experiment=mine"], config_dir=tmp_path)
+    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == (written, {"A": written}, [written])
+    # The command line replaces the value of the file.
+    config = load_config(["experiment=mine", "run.name=7.0", "train.env_vars.A=8"], config_dir=tmp_path)
+    assert (config.run.name, config.train.env_vars) == ("7.0", {"A": "8"})

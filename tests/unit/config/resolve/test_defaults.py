@@ -1,7 +1,9 @@
 """Unset keys are derived once and recorded; given values stay."""
 
+import re
 from copy import deepcopy
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_origin
 
 import pytest
 
@@ -16,7 +18,9 @@ from rlscale.config import (
     load_config_with_notes,
     to_yaml,
 )
+from rlscale.config.keys import keys
 from rlscale.config.resolve.defaults import resolve
+from rlscale.config.rules import PATHS
 from tests.unit.config.rules.cases import CASES
 from tests.unit.config.rules.valid_config import config_with, valid_config
 
@@ -276,3 +280,26 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     config, _ = derive({"run.dir": "~/runs/a", "checkpoint.save_hf": "~/hf/{rollout_id}", "train.weight_folder": "w~"})
     assert (config.run.dir, config.checkpoint.save) == ("/home/me/runs/a", "/home/me/runs/a/checkpoints")
     assert (config.checkpoint.save_hf, config.train.weight_folder) == ("/home/me/hf/{rollout_id}", "w~")
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_every_path_begins_at_the_home_folder(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    is_list = get_origin(keys()[key].type) is list
+    config, derived = resolve(config_with({key: ["a", "~/x"] if is_list else "~/x"}), has_cuda=lambda: False)
+    assert attrgetter(key)(config) == (["a", "/home/me/x"] if is_list else "/home/me/x")
+    assert [each.why for each in derived if each.key == key] == ["~ is the home folder"]
+
+
+def test_no_path_is_missing() -> None:
+    names = re.compile(r"_dir|\.dir|_?folders?|_?load|\.save|save_|_data|_files|hf_checkpoint|script_path|\.config$")
+    found = {path for path, key in keys().items() if key.type in (str, list[str]) and names.search(path)}
+    no_paths = {"run.config_dir", "sandbox.read_only_folders", "data.data_source_path"}
+    no_paths |= {"train.rollout_data_postprocess_path"}
+    assert {*found, "debug.dump_details"} - no_paths == set(PATHS)
+
+
+def test_paths_of_libraries_begin_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config, _ = derive({"sglang.server_args": {"chat_template": "~/a.jinja", "log_level": "~"}})
+    assert config.sglang.server_args == {"chat_template": "/home/me/a.jinja", "log_level": "~"}

@@ -32,6 +32,19 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"model.num_attention_heads": 8, "model.num_key_value_heads": 4},
     ),
     (
+        "heads_divide_hidden_size",
+        {"model.build": "tiny_qwen2_5_vl", "model.hidden_size": 100},
+        "model.hidden_size must be a multiple of 8, twice model.num_attention_heads, with model.build=tiny_qwen2_5_vl, "
+        "got 100; write model.hidden_size=104",
+        {"model.build": "tiny_qwen2_5_vl", "model.hidden_size": 104},
+    ),
+    (
+        "heads_divide_hidden_size",
+        {"model.build": "tiny_qwen2_5_vl", "model.num_attention_heads": 10},
+        "model.hidden_size must be a multiple of 20, twice model.num_attention_heads, with model.build=tiny_qwen2_5_vl",
+        {"model.build": "tiny_qwen3", "model.num_attention_heads": 10},
+    ),
+    (
         "engine_supports_the_model",
         {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "glm4"},
         "rollout.engine must be sglang or external with model.model_type=glm4, got embedded; choose rollout=sglang",

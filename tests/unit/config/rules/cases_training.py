@@ -302,6 +302,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "schedule_is_ordered",
+        {"optim.lr_decay_style": "cosine", "optim.min_lr": 3e-6},  # optim.lr is derived
+        "optim.min_lr must be at most optim.lr=1e-06, got 3e-06; lower it; the rate decays to it",
+        {"optim.lr_decay_style": "cosine", "optim.min_lr": 1e-6},
+    ),
+    (
+        "schedule_is_ordered",
         {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 10},
         "optim.lr_decay_iters must be more than optim.lr_warmup_iters=10, got 10",
         {"optim.lr_warmup_iters": 10, "optim.lr_decay_iters": 11},

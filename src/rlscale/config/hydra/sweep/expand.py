@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -18,7 +19,7 @@ from rlscale.config.check_fields import check_fields
 from rlscale.config.errors import COMMAND_LINE, nearest
 from rlscale.config.hydra.config_folders import PRIMARY
 from rlscale.config.hydra.internals import override_parser
-from rlscale.config.hydra.overrides import CommandLine
+from rlscale.config.hydra.overrides import MAX_JOBS, CommandLine, count_values
 from rlscale.config.keys import keys
 from rlscale.errors import Problem
 
@@ -26,6 +27,17 @@ from rlscale.errors import Problem
 def all_jobs(line: CommandLine) -> list[list[str]]:
     """The overrides of every combination of values; an interval has its ends."""
     return [list(overrides) for overrides in product(*_choices(line))]
+
+
+def job_problems(line: CommandLine) -> list[Problem]:
+    """The problem of a sweep with more jobs than anyone waits for."""
+    sweeps = {each.key_or_group: each for each in _sweeps(line)}
+    number = math.prod(map(count_values, sweeps.values()))
+    if number <= MAX_JOBS:
+        return []
+    rule = f"have at most {MAX_JOBS} jobs, one for each combination of values"
+    fix = "list fewer values, or let optuna choose: add hydra/sweeper=optuna"
+    return [Problem(path="a sweep", rule=rule, value=f"{number:.0f} for {', '.join(sweeps)}", fix=fix)]
 
 
 def some_jobs(line: CommandLine) -> list[list[str]]:

@@ -20,7 +20,14 @@ from rlscale.config.errors import ALL_KEYS
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.internals import Loader, compose_sweep, make_loader, sweep_context
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
-from rlscale.config.hydra.sweep.expand import all_jobs, hydra_problems, interval_problems, some_jobs, value_problems
+from rlscale.config.hydra.sweep.expand import (
+    all_jobs,
+    hydra_problems,
+    interval_problems,
+    job_problems,
+    some_jobs,
+    value_problems,
+)
 from rlscale.config.hydra.sweep.job_launcher import CheckedLauncher, JobChecker, user_overrides
 from rlscale.config.hydra.sweep.optuna_sweeper import TARGET, OptunaSweeper, count_problems, register_sweeper
 from rlscale.config.hydra.sweep.ray_launcher import ShareRay, register_launcher, separated, shared_ray
@@ -102,6 +109,8 @@ def run_sweep(
 def _check_jobs(line: CommandLine, checker: JobChecker, *, sweeper: DictConfig | None) -> None:
     """Raises the problems of all jobs; with a `sweeper` that chooses values, those of some jobs."""
     if sweeper is None:
+        if problems := job_problems(line):
+            raise ConfigError([*line.problems, *problems])
         checker.check(all_jobs(line), known=[*line.problems, *interval_problems(line)])
         return
     if problems := count_problems(sweeper):
