@@ -57,6 +57,9 @@ def main(argv: Sequence[str]) -> int:
     where, checkouts = machine(), {name: translate_all(Path(folder)).scripts for name, _, folder in pairs}
     (RESULTS / "migrate.md").write_text(make_page(checkouts, where), encoding="utf-8")
     text = json.dumps({"machine": where, "scripts": checkouts}, indent=1) + "\n"
+    for _, _, folder in pairs:
+        # A script may name files by its own place, which differs on every machine.
+        text = text.replace(f"{folder.rstrip('/')}/", "")
     (RESULTS / "migrate.json").write_text(text, encoding="utf-8")
     return 0
 

@@ -81,7 +81,11 @@ def _librarynot(draft: TranslationDraft, argument: Argument, row: TableRow) -> N
 
 
 def _bridge(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    if argument.value.lower() == "true":
+    ranks = [draft.given(f"actor_rollout_ref.model.{name}") for name in ("lora.rank", "lora_rank")]
+    if argument.value.lower() == "true" and any(rank is not None and number_of(rank) for rank in ranks):
+        text = "adapters are trained in the other mode, model.megatron_to_hf_mode=raw; the weights are the same"
+        draft.report(argument, Kind.dropped, text)
+    elif argument.value.lower() == "true":
         draft.set(argument, "model.megatron_to_hf_mode", Setting(value="bridge"))
     else:
         draft.report(argument, Kind.dropped, "weights are converted without mbridge by default")

@@ -134,3 +134,14 @@ def test_a_bare_command_line(project: str, line: str, expected: dict[str, Any]) 
     assert str(found.project) == project
     assert {path: plain(own.get(path, "not set")) for path in expected} == expected
     assert kinds(found, Kind.lost) == set()
+
+
+@pytest.mark.parametrize(("rank", "expected"), [("32", "not set"), ("0", "bridge")])
+def test_adapters_are_trained_without_the_bridge_of_verl(rank: str, expected: str) -> None:
+    line = (
+        "python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml "
+        f"actor_rollout_ref.actor.megatron.use_mbridge=True actor_rollout_ref.model.lora.rank={rank}"
+    )
+    found = rlscale.migrate(shlex.split(line))
+    assert plain(values(found).get("model.megatron_to_hf_mode", "not set")) == expected
+    assert kinds(found, Kind.lost) == set()
