@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     text = json.dumps({"machine": where, "scripts": checkouts}, indent=1) + "\n"
     for _, _, folder in pairs:
         # A script may name files by its own place, which differs on every machine.
-        text = text.replace(f"{folder.rstrip('/')}/", "")
+        text = text.replace(f"{folder.rstrip('/')}/", "").replace(folder.rstrip("/"), ".")
     (RESULTS / "migrate.json").write_text(text, encoding="utf-8")
     return 0
 
