@@ -105,17 +105,29 @@ class ChatHandlers:
         fingerprint = _fingerprint(request, body)
         answer = None
         if _may_be_repeated(request):
-            # In the order of the session: the answer to the first request may be recorded at this moment.
-            answer = await opened.run(partial(opened.session.find_answer, fingerprint))
+            answer = await until_disconnect(request, _answer_of_first(opened, fingerprint))
         if answer is not None:
             self.num_repeated += 1
         else:
-            answer = await until_disconnect(request, self._call(opened, chat, fingerprint))
+            answer = await until_disconnect(request, self._call_once(opened, chat, fingerprint))
             self.num_answered += 1
         return self._reply(dialect, chat, answer, opened, fingerprint)
 
+    async def _call_once(self, opened: LiveSession, chat: ChatRequest, fingerprint: str) -> ChatAnswer:
+        """The answer of an engine, recorded. A repeated request that comes meanwhile waits for it."""
+        running: asyncio.Future[ChatAnswer] = asyncio.get_running_loop().create_future()
+        # Two equal requests that are no repetitions are two calls; the first one answers a repetition.
+        is_first = opened.calls.setdefault(fingerprint, running) is running
+        try:
+            answer = await self._call(opened, chat, fingerprint)
+            running.set_result(answer)
+            return answer
+        finally:
+            running.cancel()  # of a call without an answer
+            if is_first:
+                del opened.calls[fingerprint]
+
     async def _call(self, opened: LiveSession, chat: ChatRequest, fingerprint: str) -> ChatAnswer:
-        """The answer of an engine, recorded."""
         task = asyncio.current_task()
         assert task is not None, "handlers are tasks"
         # The end of the session cancels its requests.
@@ -170,6 +182,18 @@ class ChatHandlers:
         if time.time() > opened.session.spec.expires_s:
             raise _ended("has expired")
         return opened
+
+
+async def _answer_of_first(opened: LiveSession, fingerprint: str) -> ChatAnswer | None:
+    """The answer to the first request of a repeated one; None: it got none."""
+    running = opened.calls.get(fingerprint)
+    if running is not None:
+        # Its client has given up, which this server may not learn if the connection broke without a word.
+        await asyncio.wait([running])
+        if not running.cancelled():
+            return running.result()
+    # In the order of the session: the answer may be recorded at this moment.
+    return await opened.run(partial(opened.session.find_answer, fingerprint))
 
 
 async def _stream(events: Iterator[bytes], delivered: Callable[[], None]) -> AsyncIterator[bytes]:

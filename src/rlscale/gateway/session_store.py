@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rlscale.errors import EngineError, RenderError
+from rlscale.gateway.apis.chat_answer import ChatAnswer
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.session import Session
 from rlscale.gateway.session_log import SessionLog, find_logs
@@ -31,6 +32,7 @@ class LiveSession:
         self.session, self._executor = session, executor
         self._lock = asyncio.Lock()
         self.requests: set[asyncio.Task[object]] = set()  # that wait for an answer
+        self.calls: dict[str, asyncio.Future[ChatAnswer]] = {}  # that are running, by the fingerprint of the request
 
     async def run(self, call: Callable[[], T]) -> T:
         """Runs a call of the session in a thread, after those before it. Cancelling waits for its end."""

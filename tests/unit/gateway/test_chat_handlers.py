@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 from rlscale.engines.fake import FakeServer
 from rlscale.gateway.chat_handlers import RETRY_COUNT
 from rlscale.gateway.gateway_app import GatewaySettings, build_gateway_app
-from rlscale.gateway.session import PreparedCall, Session
+from rlscale.gateway.session import Session
 from rlscale.types import EngineAddress
 from tests.gateway_codec import VOCAB_SIZE, build_codec
 from tests.unit.gateway.test_session import make_spec
@@ -89,18 +89,24 @@ async def finish(app: ASGIApp, session_id: str) -> int:
     return number
 
 
+def slow_down(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[asyncio.Event, threading.Event]:
+    """Makes a method of sessions set the first event, and wait for the second one."""
+    method, started, may_end = getattr(Session, name), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(self: Session, *arguments: Any, **options: Any) -> Any:
+        loop.call_soon_threadsafe(started.set)
+        assert may_end.wait(10)
+        return method(self, *arguments, **options)
+
+    monkeypatch.setattr(Session, name, slow)
+    return started, may_end
+
+
 async def test_a_repetition_waits_for_the_record_of_the_first_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, started, may_end = Session.commit, asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def slow_commit(self: Session, call: PreparedCall, *arguments: Any) -> Any:
-        loop.call_soon_threadsafe(started.set)
-        assert may_end.wait(10)
-        return commit(self, call, *arguments)
-
-    monkeypatch.setattr(Session, "commit", slow_commit)
+    started, may_end = slow_down(monkeypatch, "commit")
     async with opened(tmp_path) as (app, session_id, key), asyncio.timeout(20):
         first = Client(app)
         lost = asyncio.create_task(first.post(CHAT, BODY, key))
@@ -111,6 +117,37 @@ async def test_a_repetition_waits_for_the_record_of_the_first_request(
         may_end.set()
         answer = await again
         assert await lost is None and answer["object"] == "chat.completion"
+        assert await finish(app, session_id) == 1
+
+
+async def test_a_repetition_waits_for_a_first_request_whose_connection_broke_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, may_end = slow_down(monkeypatch, "prepare")
+    async with opened(tmp_path) as (app, session_id, key), asyncio.timeout(20):
+        first = asyncio.create_task(Client(app).post(CHAT, BODY, key))
+        await started.wait()
+        again = asyncio.create_task(Client(app).post(CHAT, BODY, key, **{RETRY_COUNT: "1"}))
+        await asyncio.sleep(0.1)  # only a repetition that does not wait needs the time
+        may_end.set()
+        assert (await again)["choices"] == (await first)["choices"]
+        assert await finish(app, session_id) == 1
+
+
+async def test_a_repetition_is_answered_if_the_first_request_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, may_end = slow_down(monkeypatch, "prepare")
+    async with opened(tmp_path) as (app, session_id, key), asyncio.timeout(20):
+        lost = Client(app)
+        first = asyncio.create_task(lost.post(CHAT, BODY, key))
+        await started.wait()
+        again = asyncio.create_task(Client(app).post(CHAT, BODY, key, **{RETRY_COUNT: "1"}))
+        await asyncio.sleep(0.1)  # the repetition waits for the first request
+        lost.gone.set()
+        may_end.set()
+        assert (await again)["choices"]
+        await first
         assert await finish(app, session_id) == 1
 
 
