@@ -30,6 +30,9 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "custom_params": (None, {}),
     "stream_interval": (None, 1),
 }
+MAX_SAMPLES = 10_000
+"""Of one prompt in a request: a larger number would be a mistake that fills the memory."""
+
 _NEUTRAL_TOP: dict[str, tuple[Any, ...]] = {
     "token_ids_logprob": (None, []),
     "input_embeds": (None,),
@@ -398,7 +401,10 @@ def _parse_sampling(raw: Any) -> tuple[SamplingParams, int]:
     if params.min_new_tokens > params.max_new_tokens:
         rule = f"be at most max_new_tokens ({params.max_new_tokens})"
         raise BadRequest("sampling_params.min_new_tokens", rule, params.min_new_tokens)
-    return params, _int(given, "n", 1, low=1)
+    n = _int(given, "n", 1, low=1)
+    if n > MAX_SAMPLES:
+        raise BadRequest("sampling_params.n", f"be at most {MAX_SAMPLES}", n)
+    return params, n
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:

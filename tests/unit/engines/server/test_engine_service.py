@@ -76,3 +76,10 @@ def test_the_url_of_an_ipv6_address_has_brackets() -> None:
     server = Server(web.Application(), host="::1", port=0)
     server._runner = SimpleNamespace(addresses=[("::1", 30000, 0, 0)])  # type: ignore[assignment]
     assert server.url == "http://[::1]:30000"  # a machine may have no IPv6
+
+
+@pytest.mark.parametrize("number", [10_001, 10**9])
+def test_more_answers_than_memory_has_are_refused(fake: FakeServer, number: int) -> None:
+    status, content = send(fake, "/generate", b'{"input_ids": [5], "sampling_params": {"n": %d}}' % number)
+    assert status == 400
+    assert b"sampling_params.n must be at most 10000" in content
