@@ -244,7 +244,8 @@ def section_of(name: str) -> MetricSection:
 
 def _table(section: MetricSection) -> str:
     rows = (
-        ("`" + name + "`", meaning, section.ranges.get(name, section.default))
+        # A name in angle brackets would be a tag.
+        ("`" + name + "`", meaning.replace("<", "&lt;"), section.ranges.get(name, section.default))
         for name, meaning in METRICS.items()
         if section_of(name) is section
     )
