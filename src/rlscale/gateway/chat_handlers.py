@@ -114,7 +114,7 @@ class ChatHandlers:
         return self._reply(dialect, chat, answer, opened, fingerprint)
 
     async def _call_once(self, opened: LiveSession, chat: ChatRequest, fingerprint: str) -> ChatAnswer:
-        """The answer of an engine, recorded. A repeated request that comes meanwhile waits for it."""
+        """The answer of an engine, recorded. A repeated request that comes before it waits for it."""
         running: asyncio.Future[ChatAnswer] = asyncio.get_running_loop().create_future()
         # Two equal requests that are no repetitions are two calls; the first one answers a repetition.
         is_first = opened.calls.setdefault(fingerprint, running) is running

@@ -31,7 +31,7 @@ _NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
     "stream_interval": (None, 1),
 }
 MAX_SAMPLES = 10_000
-"""Of one prompt in a request: a larger number would be a mistake that fills the memory."""
+"""Answers to one prompt in a request: a larger number would be a mistake that fills the memory."""
 
 _NEUTRAL_TOP: dict[str, tuple[Any, ...]] = {
     "token_ids_logprob": (None, []),

@@ -36,7 +36,7 @@ def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # of the source: the weights are written in `dtype`
     config.save_pretrained(folder)
-    # Of a hub id only a download tells whether it has this file, which many models lack.
+    # Only a download shows whether a hub id has this file, which many models lack.
     if _find_file(source, GENERATION_FILE) is not None:
         GenerationConfig.from_pretrained(source).save_pretrained(folder)
     load_tokenizer(source).save_pretrained(folder)
