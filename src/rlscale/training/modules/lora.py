@@ -61,22 +61,22 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
     except ImportError as error:
         fix = f"{error}; pip install 'rlscale[lora]'"
         raise _problem("rank", "be 0 without peft", str(lora.rank), fix) from error
-    problems = check_targets(lora.target_modules, dict(model.named_parameters()), linear=_linear_layers(model))
+    linear = _linear_layers(model)
+    problems = check_targets(lora.target_modules, dict(model.named_parameters()), linear=linear)
     if problems:
         raise ConfigError(problems)
     # A fork of the generator: all ranks draw the same A, and the states of training stay.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            targets = lora.target_modules or sorted(
-                _linear_layers(model) - layers_without_adapters(dict(model.named_parameters()))
-            )
+            targets = lora.target_modules or sorted(linear - layers_without_adapters(dict(model.named_parameters())))
             with _host_placeholders(model):
                 inject_adapter_in_model(_peft_config(lora.rank, lora.alpha, targets), model, ADAPTER)
+            if any(each.a.dim() != 2 for each in find_adapters(model).values()):
+                raise ValueError("no weight sync and no export merges adapters of convolutions")
         except ValueError as error:
-            names = sorted({name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
             rule, value = "name linear layers of the model", str(lora.target_modules)
-            raise _problem("target_modules", rule, value, f"it has {', '.join(names)}") from error
+            raise _problem("target_modules", rule, value, f"it has {', '.join(sorted(linear))}") from error
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(_is_adapter(name))
     if lora.load is not None:
@@ -232,10 +232,15 @@ def _peft_config(rank: int, alpha: int, targets: Sequence[str]) -> PeftConfig:
 
 
 def _linear_layers(model: PreTrainedModel) -> set[str]:
-    """Last parts of the names of the linear layers, without the output layer."""
+    """Last parts of the names of the linear layers, without the output layer.
+
+    peft finds layers by them: without parts that other modules have, too, such as numbers and, in a vision tower, the
+    convolution over patches.
+    """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head]
-    return {name.split(".")[-1] for name in linear}
+    named = [(name.rpartition(".")[2], part) for name, part in model.named_modules() if part is not head]
+    others = {name for name, part in named if not isinstance(part, nn.Linear)}
+    return {name for name, _ in named} - others
 
 
 def _peft_name(name: str) -> str:

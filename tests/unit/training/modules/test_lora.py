@@ -12,11 +12,13 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from rlscale.config import ComputeDtype, LoraConfig, LoraSync, OffloadMode
+from rlscale.config import ComputeDtype, LoraConfig, LoraSync, ModelBuild, ModelConfig, OffloadMode
 from rlscale.errors import ConfigError
+from rlscale.models.resolve_model import resolve_model
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.modules.lora import add_adapters, base_name, find_adapters, merge_adapter
 from rlscale.training.spec import OffloadSpec
 from tests.ranks.training.optimizer_ranks import BATCHES, CASES, ONE_RANK, case_spec, run
 from tests.unit.training.rollouts import plan, spec, tiny_latent, tiny_model, tiny_moe
@@ -191,3 +193,21 @@ def test_trainer_and_engine_have_the_same_model(model_path: str, dtype: ComputeD
     merged = FsdpBackend(spec(str(tmp_path), dtype=dtype), rank=0, world_size=1)
     steps = [each.train(BATCHES[0], [plan(BATCHES[0], ONE_RANK)]).steps[0] for each in (trainer, merged)]
     assert steps[0]["entropy"] == pytest.approx(steps[1]["entropy"], rel=1e-5 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("build", ["tiny_qwen2_5_vl", "tiny_qwen3_vl"])
+def test_a_vision_tower_gets_adapters_that_can_be_merged(build: ModelBuild, tmp_path: Path) -> None:
+    folder = resolve_model(ModelConfig(build=build, cache_dir=str(tmp_path)))
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    whole = {name: parameter.shape for name, parameter in model.named_parameters()}
+    add_adapters(model, LoraConfig(rank=2), seed=0)
+    adapters, base = find_adapters(model), {base_name(name): each for name, each in model.named_parameters()}
+    assert sum(".visual." in name for name in adapters) > 4 < sum(".layers." in name for name in adapters)
+    for name, adapter in adapters.items():
+        merged = merge_adapter(base[name], adapter, dtype=torch.float32)
+        assert merged.shape == whole[name], name
+    # The convolution over patches has the name of a linear layer.
+    with pytest.raises(ConfigError, match=r"must name linear layers of the model, got \['proj'\]; it has down_proj, "):
+        add_adapters(
+            AutoModelForImageTextToText.from_pretrained(folder), LoraConfig(rank=2, target_modules=["proj"]), seed=0
+        )
