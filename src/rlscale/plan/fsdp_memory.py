@@ -28,6 +28,7 @@ from rlscale.plan.activations import (
     tower_backward_bytes,
     tower_saved_bytes,
 )
+from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.frozen_parameters import NONE_FROZEN, FrozenParameters, Scope
 
 
@@ -40,7 +41,7 @@ class TrainerWork:
     recompute: bool  # activations of layers (gradient checkpointing)
     largest: MicrobatchSpec
     optimizer: OptimizerName = OptimizerName.adam
-    adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
+    adapters: AdapterSpec = NO_ADAPTERS
     on_cpu: bool = False  # device and host share the memory, so offloading saves none
     frozen: FrozenParameters = NONE_FROZEN
     has_values: bool = False  # a critic: one row instead of the output layer, so `a.tied` is true
@@ -101,7 +102,7 @@ def trainer_memory(
     shard = shard_elements(a, work.num_ranks)
     frozen = [0 if each is None else FLOAT32 * shard_elements(each, work.num_ranks) for each in (reference, teacher)]
     return TrainerMemory(
-        weights=FLOAT32 * (shard + adapter_elements(a, work.adapter_rank) / work.num_ranks),
+        weights=FLOAT32 * (shard + work.adapters.elements(a) / work.num_ranks),
         optimizer=_optimizer(a, work, shard=shard),
         reference=frozen[0],
         teacher=frozen[1],
@@ -113,8 +114,8 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     """Bytes of optimizer state: Adam has two elements per parameter, Muon one for the matrices inside layers."""
     if work.optimizer == OptimizerName.deepspeed_cpu_adam and not work.on_cpu:
         return 0
-    if work.adapter_rank:
-        return 2 * FLOAT32 * adapter_elements(a, work.adapter_rank) / work.num_ranks
+    if work.adapters.rank:
+        return 2 * FLOAT32 * work.adapters.elements(a) / work.num_ranks
     # Muon trains matrices of layers; embedding, norms and biases stay with Adam.
     elements = 2 * (shard - sharded_elements(work.frozen.shapes, work.num_ranks))
     if work.optimizer == OptimizerName.muon:
@@ -125,17 +126,10 @@ def _optimizer(a: Architecture, work: TrainerWork, *, shard: int) -> float:
     return FLOAT32 * elements
 
 
-def adapter_elements(a: Architecture, rank: int) -> int:
-    """Elements of all adapters: A [rank, in] and B [out, rank] of each matrix; next to experts, of attention only."""
-    layers = ((a.attention_shapes() if a.num_experts else a.layer_shapes(layer), n) for layer, n in a.kinds.items())
-    matrices = [(shape, number) for shapes, number in layers for shape in shapes if len(shape) == 2]
-    return sum(rank * (rows + columns) * number for (rows, columns), number in matrices)
-
-
 def _trained_share(a: Architecture, work: TrainerWork, scope: Scope = Scope.model) -> float:
     """Elements with a gradient, as a fraction of those of a scope."""
-    if work.adapter_rank:
-        return adapter_elements(a, work.adapter_rank) / a.parameters
+    if work.adapters.rank:
+        return work.adapters.elements(a) / a.parameters
     return work.frozen.trained_share(a, scope)
 
 

@@ -17,6 +17,7 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import FLOAT32, MicrobatchSpec, default_chunk, head_backward_bytes, head_forward_bytes
+from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.frozen_parameters import NONE_FROZEN, FrozenParameters
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_activations import (
@@ -44,7 +45,7 @@ class MegatronWork:
     scorers: Mapping[str, Architecture] = field(default_factory=dict)  # reference and teacher by role
     sends_own: bool = False  # every rank sends its weights to the engines, instead of one rank that gathers them all
     is_critic: bool = False  # one value per token instead of logits, and no weight sync
-    adapter_rank: int = 0  # of LoRA on all matrices of the layers; 0: all weights are trained
+    adapters: AdapterSpec = NO_ADAPTERS
     mtp: MtpLayers = NO_MTP
     frozen: FrozenParameters = NONE_FROZEN
 
@@ -70,8 +71,8 @@ def megatron_memory(
     shard = shard_microbatch(micro, parallel)
     is_full = config.recompute_granularity == RecomputeGranularity.full
     base = weights = micro.dtype_bytes * rank_parameters(a, parallel, work.mtp).total
-    if work.adapter_rank:  # only adapters have gradients and states of the optimizer
-        trained = RankParameters(dense=_adapter_parameters(a, parallel, rank=work.adapter_rank), experts=0.0)
+    if work.adapters.rank:  # only adapters have gradients and states of the optimizer
+        trained = RankParameters(dense=work.adapters.stage_elements(a, parallel), experts=0.0)
         weights += micro.dtype_bytes * trained.total
     gradients = FLOAT32 * trained.total
     phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
@@ -105,20 +106,6 @@ def _scorer_weights(
         return micro.dtype_bytes * rank_parameters(model, parallel, NO_MTP).total
     # Weights on the host, which the policy's layers borrow.
     return own if micro.device == "cpu" else 0.0
-
-
-def _adapter_parameters(a: Architecture, parallel: ParallelSizes, *, rank: int) -> float:
-    """Elements of A and B on a rank of the fullest stage. The tensor-parallel ranks divide one of the two.
-
-    The last matrix of attention and of a dense MLP divides its inputs, the others their outputs.
-    """
-    parts = [a.attention_shapes(), *(() if a.num_experts else (a.mlp_shapes(0),))]
-    elements = 0.0
-    for shapes in parts:
-        *by_outputs, (outputs, inputs) = [shape for shape in shapes if len(shape) == 2]
-        elements += rank * (outputs + inputs / parallel.tensor)
-        elements += sum(rank * (cols + rows / parallel.tensor) for rows, cols in by_outputs)
-    return elements * math.ceil(a.num_layers / parallel.pipeline)
 
 
 def _step_phases(

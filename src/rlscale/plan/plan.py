@@ -25,12 +25,13 @@ from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.rules import uses_engines
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
+from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.checkpoint_size import CheckpointSize, checkpoint_size
 from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
 from rlscale.plan.engine_weights import WeightFormat
 from rlscale.plan.frozen_parameters import find_frozen
-from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, adapter_elements, trainer_memory
+from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.host_memory import HostMemory, host_memories
 from rlscale.plan.megatron_activations import ParallelSizes
@@ -287,7 +288,7 @@ def _critic(config: RunConfig, a: Architecture, layout: Layout, lengths: Lengths
             num_ranks=num_ranks, num_microbatches=work.num_microbatches, is_critic=True, frozen=frozen
         )
         return megatron_memory(a, _megatron_config(config), work.largest, work=megatron_work)
-    return trainer_memory(a, replace(work, adapter_rank=0, has_values=True, frozen=frozen))
+    return trainer_memory(a, replace(work, adapters=NO_ADAPTERS, has_values=True, frozen=frozen))
 
 
 def _trainer(
@@ -308,7 +309,7 @@ def _trainer(
             num_microbatches=work.num_microbatches,
             scorers=scorers,
             sends_own=config.train.weight_channel != WeightChannelName.shared_memory,
-            adapter_rank=work.adapter_rank,
+            adapters=work.adapters,
             mtp=mtp,
             frozen=work.frozen,
         )
@@ -356,7 +357,7 @@ def _work(config: RunConfig, batches: Batches, lengths: Lengths, *, num_ranks: i
         recompute=config.fsdp.gradient_checkpointing,
         largest=micro,
         optimizer=config.optim.name,
-        adapter_rank=config.train.lora.rank,
+        adapters=AdapterSpec.from_config(config.train),
         on_cpu=config.cluster.device == Device.cpu,
     )
 
@@ -374,7 +375,7 @@ def _sync(config: RunConfig, a: Architecture) -> SyncTraffic:
     lora, dtype_bytes = config.train.lora, DTYPE_BYTES[config.train.dtype]
     if lora.rank and lora.sync == LoraSync.adapter:
         # One message to each engine; the base goes through the weight channel, once.
-        num_bytes = adapter_elements(a, lora.rank) * dtype_bytes
+        num_bytes = AdapterSpec.from_config(config.train).elements(a) * dtype_bytes
         return SyncTraffic(channel="adapters over HTTP", num_bytes=num_bytes, num_buckets=1)
     weights = WeightFormat(dtype_bytes=dtype_bytes, precision=config.rollout.weight_precision)
     num_bytes = weights.model_bytes(a) + dtype_bytes * MtpLayers.from_config(config).parameters(a)

@@ -21,10 +21,10 @@ from rlscale.config import (
 )
 from rlscale.config.groups.algo import OpdKl
 from rlscale.plan.activations import FLOAT32
+from rlscale.plan.adapter_sizes import AdapterSpec
 from rlscale.plan.batches import Batches, Lengths
 from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.frozen_parameters import ModelPart, find_frozen
-from rlscale.plan.fsdp_memory import adapter_elements
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.placement import Layout
@@ -173,19 +173,19 @@ def _backward_flops(config: RunConfig, setting: RooflineInputs) -> float:
     Layers below the first one that is trained have none. A recomputed layer costs one more forward pass.
     """
     a, tokens, cost = setting.a, setting.batches.tokens, setting.a.forward_cost
-    frozen, rank = find_frozen(a, config.train), config.train.lora.rank
+    frozen, adapters = find_frozen(a, config.train), AdapterSpec.from_config(config.train)
     reached = (a.num_layers - frozen.first_layer) / a.num_layers
     fixed = [each for each in frozen.of_parts(ModelPart.decoder) if each.layer is not None]
     used = a.experts_per_token / max(1, a.num_experts)
     trained = cost.per_token - 2 * sum(each.elements * (used if each.is_expert else 1) for each in fixed)
     attention = cost.per_pair * setting.lengths.sample / 2
-    layers = cost.per_token * reached + (0 if rank else trained) + 2 * attention * reached
+    layers = cost.per_token * reached + (0 if adapters.rank else trained) + 2 * attention * reached
     if setting.recompute:
         layers += (cost.per_token + attention) * reached
     # Adapters are small matrices next to those of the layers: forward, and both gradients.
-    layers += 6 * adapter_elements(a, rank)
+    layers += 6 * adapters.elements(a)
     output = "embed_tokens.weight" if a.tied else "lm_head.weight"
-    is_fixed = rank > 0 or any(each.name.endswith(output) for each in frozen.parameters)
+    is_fixed = adapters.rank > 0 or any(each.name.endswith(output) for each in frozen.parameters)
     of_rows = cost.per_logit_row * ((reached > 0) + (not is_fixed))
     return tokens * layers + setting.batches.trainable_tokens * of_rows
 
@@ -219,8 +219,9 @@ def _traffic(config: RunConfig, setting: RooflineInputs) -> _Traffic:
 
 def _trained_elements(config: RunConfig, a: Architecture) -> tuple[int, int]:
     """Elements with gradients, outside and inside of experts. Those of adapters are outside."""
-    if config.train.lora.rank:
-        return adapter_elements(a, config.train.lora.rank), 0
+    adapters = AdapterSpec.from_config(config.train)
+    if adapters.rank:
+        return adapters.elements(a), 0
     num_layers = a.num_layers - a.num_dense_layers if a.num_experts else 0
     experts = 3 * a.hidden_size * a.expert_size * a.num_experts * num_layers
     frozen = find_frozen(a, config.train).of_parts()

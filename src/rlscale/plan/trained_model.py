@@ -8,8 +8,8 @@ from typing import Any
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import RunConfig
+from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.frozen_parameters import FrozenParameters, ModelPart, find_frozen
-from rlscale.plan.fsdp_memory import adapter_elements
 from rlscale.plan.mtp_layers import NO_MTP, MtpLayers
 
 
@@ -29,11 +29,13 @@ class TrainedModel:
     @classmethod
     def from_config(cls, config: RunConfig, a: Architecture, *, is_critic: bool = False) -> TrainedModel:
         """The parameters of a resolved config; of a critic, which has neither adapters nor further layers."""
-        mtp, rank = (NO_MTP, 0) if is_critic else (MtpLayers.from_config(config), config.train.lora.rank)
+        mtp, adapters = NO_MTP, NO_ADAPTERS
+        if not is_critic:
+            mtp, adapters = MtpLayers.from_config(config), AdapterSpec.from_config(config.train)
         frozen = find_frozen(a, config.train, num_mtp=mtp.number)
         whole = _part_sizes(a, mtp)
-        if rank:
-            return cls(whole=whole, frozen=whole, adapters=adapter_elements(a, rank), mtp=mtp)
+        if adapters.rank:
+            return cls(whole=whole, frozen=whole, adapters=adapters.elements(a), mtp=mtp)
         return cls(whole=whole, frozen={part: _frozen_size(part, whole, frozen, mtp) for part in whole}, mtp=mtp)
 
     @property

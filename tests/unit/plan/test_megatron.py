@@ -8,6 +8,7 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig, TrainConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.plan.activations import MicrobatchSpec
+from rlscale.plan.adapter_sizes import AdapterSpec
 from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.fsdp_memory import TrainerMemory
 from rlscale.plan.megatron_activations import ParallelSizes
@@ -139,7 +140,7 @@ def test_a_critic_has_no_logits_and_no_weight_sync() -> None:
 
 
 def test_only_adapters_have_gradients_and_states() -> None:
-    work = MegatronWork(num_ranks=8, num_microbatches=4, adapter_rank=16)
+    work = MegatronWork(num_ranks=8, num_microbatches=4, adapters=AdapterSpec(rank=16))
     plain, whole = memory(), memory(work=work)
     # q, k, v, o, gate, up and down of 8 layers; A and B together rank * (in + out).
     hidden, keys, inner = DENSE.hidden_size, 4 * 64, DENSE.intermediate_size

@@ -1,0 +1,40 @@
+"""Sizes of adapters in a plan are those of the adapters that peft makes."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from rlscale.architectures.hf_config import TINY_VISION
+from rlscale.config import LoraConfig, ModelBuild, ModelConfig, TrainConfig
+from rlscale.models.resolve_model import resolve_model
+from rlscale.plan.adapter_sizes import AdapterSpec
+from rlscale.plan.megatron_activations import ParallelSizes
+from rlscale.plan.model_size import policy_architecture
+from rlscale.training.modules.lora import add_adapters, find_adapters
+
+BUILDS = ("tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3", *TINY_VISION)
+
+
+@pytest.mark.parametrize("targets", [None, ["q_proj", "down_proj"], ["o_proj", "linear_fc1", "v_proj"]])
+@pytest.mark.parametrize("build", BUILDS)
+def test_sizes_are_those_of_peft(build: str, targets: list[str] | None, tmp_path: Path) -> None:
+    if targets is not None and "down_proj" in targets and build in ("tiny_qwen3_moe", "tiny_deepseek_v3"):
+        targets = ["q_proj", "q_b_proj"]  # a rule refuses the others
+    config = ModelConfig(build=ModelBuild(build), cache_dir=str(tmp_path))
+    kind = AutoModelForImageTextToText if build in TINY_VISION else AutoModelForCausalLM
+    model = kind.from_pretrained(resolve_model(config))
+    lora = LoraConfig(rank=2, target_modules=targets)
+    add_adapters(model, lora, seed=0)
+    made = sum(each.a.numel() + each.b.numel() for each in find_adapters(model).values())
+    found = AdapterSpec.from_config(TrainConfig(lora=lora))
+    assert found.elements(policy_architecture(config)) == made
+
+
+def test_a_stage_has_those_of_its_layers() -> None:
+    a = policy_architecture(ModelConfig(build=ModelBuild.tiny_qwen3))
+    found = AdapterSpec(rank=4, targets=("q_proj", "o_proj"))
+    parallel = ParallelSizes(tensor=2, pipeline=2, context=1, expert=1, data=1, expert_tensor=1)
+    # 2 of 4 layers: A of queries and B of outputs are whole, 128 wide.
+    assert found.stage_elements(a, parallel) == 2 * 4 * (128 + 128 / 2 + 128 / 2 + 128)
+    assert AdapterSpec().elements(a) == 0
