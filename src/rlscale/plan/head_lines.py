@@ -38,6 +38,9 @@ def head_lines(plan: Plan) -> list[str]:
         judge = plan.judge_model or "the starting model of the run"
         missing = "time is not planned" if plan.judge else "memory and time are not planned: it has no config.json here"
         lines.append(f"judge     {number} of {size} each with {judge}; {missing}")
+    for each in plan.layout.frozen:
+        size, number = count_noun(each.gpus_per_engine, "GPU"), count_noun(each.num_engines, "engine")
+        lines.append(f"frozen    {number} of {size} each with {each.name}; memory and time are not planned")
     return lines
 
 

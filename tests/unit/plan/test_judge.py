@@ -99,3 +99,12 @@ def test_on_a_cpu_the_judge_shares_the_memory_of_the_machine() -> None:
     assert budget.where.endswith("and 2 reward engines")
     architecture = judge_architecture(given, found.model)
     assert architecture == found.model
+
+
+def test_the_plan_says_that_engines_of_further_models_are_not_planned(tmp_path: Path) -> None:
+    policy = "{name: actor, server_groups: [{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 2}]}"
+    frozen = "{name: ref, update_weights: false, server_groups: [{worker_type: regular, num_gpus: 2}]}"
+    (tmp_path / "models.yaml").write_text(f"sglang: [{policy}, {frozen}]")
+    given = ["experiment=qwen3_4b_grpo", "cluster.device=cuda", f"sglang.config={tmp_path}/models.yaml"]
+    found = make_plan(load_config_with_notes(given, to_run=False).config, H100, prompt_tokens=512)
+    assert "frozen    2 engines of 1 GPU each with ref; memory and time are not planned" in printed(found)
