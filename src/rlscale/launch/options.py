@@ -29,6 +29,14 @@ ObjectName = Annotated[
         examples=["rlscale"],
     ),
 ]
+Namespace = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
+        title="have at most 63 lower-case letters, digits and '-'",
+        examples=["rlscale"],
+    ),
+]
 Variable = Annotated[
     str,
     Field(
@@ -143,7 +151,7 @@ class KubeRayOptions(JobOptions):
     mount: Folder = "/rlscale"
     """folder at which the claim is mounted, and in which the run starts"""
 
-    namespace: ObjectName | None = None
+    namespace: Namespace | None = None
     """namespace; default: that of the context of kubectl"""
 
     secret: list[ObjectName] = field(default_factory=list)

@@ -174,7 +174,7 @@ CASES: list[tuple[str, str, str | None]] = [
         "--image must be given, got nothing; add --image registry.example.com/rlscale:cuda",
         "launch kuberay --stdout --claim c --image registry.example.com/rlscale:cuda",
     ),
-    (f"{KUBERAY} --namespace 'A b'", "--namespace must have at most 47 lower-case letters", f"{KUBERAY} --namespace a"),
+    (f"{KUBERAY} --namespace 'A b'", "--namespace must have at most 63 lower-case letters", f"{KUBERAY} --namespace a"),
     (
         "launch skypilot --stdout",
         "--bucket, --volume must be given, one of both, got nothing; add one of",

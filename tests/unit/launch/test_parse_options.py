@@ -57,11 +57,17 @@ def test_a_wrong_option_is_one_error(launcher: str, argv: list[str], error: str)
     assert len(found) == 1 and error in found[0], found
 
 
-@pytest.mark.parametrize("flag", ["--claim", "--secret", "--token-secret", "--service-account", "--namespace"])
+@pytest.mark.parametrize("flag", ["--claim", "--secret", "--token-secret", "--service-account"])
 def test_objects_of_kubernetes_have_longer_names_than_a_job(flag: str) -> None:
     name = "wandb.keys-of-the-whole-team-0123456789-0123456789-0123456789"
     given = parse_launch_arguments("kuberay", ["--image", "x", "--claim", "c", flag, name])
     assert given.problems == []
+
+
+@pytest.mark.parametrize(("name", "is_valid"), [("a" * 63, True), ("a" * 64, False), ("a.b", False)])
+def test_a_namespace_is_a_label(name: str, is_valid: bool) -> None:
+    given = parse_launch_arguments("kuberay", ["--image", "x", "--claim", "c", "--namespace", name])
+    assert (given.problems == []) == is_valid
 
 
 def test_all_mistakes_are_reported_together() -> None:
