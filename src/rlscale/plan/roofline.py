@@ -20,6 +20,7 @@ from rlscale.config import (
     compares_policies,
 )
 from rlscale.config.groups.algo import OpdKl
+from rlscale.config.rules import keeps_old_policies
 from rlscale.plan.activations import FLOAT32
 from rlscale.plan.adapter_sizes import AdapterSpec
 from rlscale.plan.batches import Batches, Lengths
@@ -249,4 +250,4 @@ def needs_old_logprobs(config: RunConfig) -> bool:
         return algo.use_rollout_entropy and several
     normalized = algo.use_tis and algo.tis_type == TisType.mis and algo.mis.normalize
     before_loss = algo.kl_coef > 0 or (algo.opd_kl_coef > 0 and algo.opd_kl == OpdKl.sampled)
-    return several or normalized or before_loss or not config.train.reuse_logprobs
+    return several or normalized or before_loss or keeps_old_policies(config) or not config.train.reuse_logprobs

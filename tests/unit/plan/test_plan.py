@@ -267,6 +267,7 @@ def test_decoding_is_bound_by_memory_and_training_by_compute() -> None:
     ("overrides", "expected"),
     [((), False), (("batch.num_steps_per_rollout=2", "batch.global_batch_size=128"), True),
      (("train.reuse_logprobs=false",), True), (("algo.use_rollout_logprobs=true",), False),
+     (("train.keep_old_actor=true",), False), (("train.keep_old_actor=true", "rollout.max_staleness=1"), True),
      (("algo.opd_kl_coef=0.1", "model.teacher_load=/no/such"), True),
      (("algo.opd_kl_coef=0.1", "algo.opd_kl=full", "model.teacher_load=/no/such"), False),
      (("algo.use_rollout_logprobs=true", "algo.use_rollout_entropy=true", "algo.ppo_epochs=2"), True)],
