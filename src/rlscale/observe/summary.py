@@ -59,10 +59,12 @@ def _print_frame(summary: RunSummary, console: Console) -> None:
     facts.add_column(overflow="fold")
     for label, value in _facts(summary):
         facts.add_row(label, Text(value, style="bold green" if label == _REWARD else ""))
-    console.print(Panel(Group(facts), title=f"[bold]{summary.title}", title_align="left", border_style="green"))
+    # Names of folders may have brackets, which rich takes for markup in plain strings.
+    title = Text(summary.title, style="bold")
+    console.print(Panel(Group(facts), title=title, title_align="left", border_style="green"))
     # Below the frame, so that a long path or command can be copied whole.
     for label, value in _paths(summary):
-        console.print(f"[dim]{label:<12}[/] {value}", soft_wrap=True, highlight=False)
+        console.print(Text.assemble((f"{label:<12}", "dim"), " ", value), soft_wrap=True)
     for line in _warnings(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     if summary.next_commands:

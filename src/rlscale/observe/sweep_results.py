@@ -42,7 +42,9 @@ def write_sweep(result: SweepResult) -> tuple[Path, ...]:
 
 def make_table(result: SweepResult) -> Table:
     """Table with a row per job: swept values, objective, seconds, and run folder or error. Marks the best job."""
-    table = Table(title=f"{len(result.jobs)} jobs, {result.folder}", title_justify="left")
+    # A folder may have brackets, which rich takes for markup in a plain string.
+    title = Text(f"{len(result.jobs)} jobs, {result.folder}", style="table.title")
+    table = Table(title=title, title_justify="left")
     for heading in ("job", *result.swept, "objective", "seconds", "run folder or error"):
         is_number = heading in ("job", "objective", "seconds")
         table.add_column(heading, justify="right" if is_number else "left", overflow="fold")

@@ -103,7 +103,7 @@ class Rehearsal:
         report = self._report(stage, checked, peak, seconds=time.monotonic() - began)
         report.write(stage.model.parent)
         print_report(report, self._console)
-        self._console.print(f"\n{stage.model.parent}/rehearsal.md", highlight=False, soft_wrap=True)
+        self._console.print(f"\n{stage.model.parent}/rehearsal.md", highlight=False, markup=False, soft_wrap=True)
         return result
 
     def _check_uncut(self) -> list[str]:

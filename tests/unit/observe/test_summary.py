@@ -1,6 +1,7 @@
 """Summary at the end of a run."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def test_paths_and_commands_are_not_wrapped_on_a_terminal() -> None:
         assert whole in text
     assert "0.231 before, 0.938 after" in text
     assert "warning: logprobs differ" in text
+
+
+def test_brackets_in_names_are_no_markup() -> None:
+    folder = Path("/runs/[dim]a")
+    text = shown(replace(SUMMARY, title=folder.name, run_dir=folder), FakeTerminal())
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in text.splitlines()]
+    assert "run folder   /runs/[dim]a" in lines and " [dim]a " in lines[0]
 
 
 def test_missing_results_are_not_shown() -> None:

@@ -39,8 +39,9 @@ def test_the_table_has_a_column_for_each_swept_key_and_a_row_for_each_job(tmp_pa
 
 def test_the_printed_table_marks_the_best_job(tmp_path: Path) -> None:
     shown = io.StringIO()
-    Console(width=120, file=shown).print(make_table(make_result(tmp_path)))
+    Console(width=120, file=shown).print(make_table(make_result(Path("sweeps/[dim]a"))))
     text = shown.getvalue()
+    assert text.startswith("4 jobs, sweeps/[dim]a ")
     assert "* 0.4" in text and "failed" in text and "engine 0 died" in text
     assert closing_lines(make_result(tmp_path), [])[0] == "best: job 2, objective 0.4  optim.lr=0.001 algo=gspo"
     worst = closing_lines(make_result(tmp_path, direction=Direction.minimize), [])[0]
