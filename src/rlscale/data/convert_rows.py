@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlscale.data.rows import check_unique_names
 from rlscale.errors import DataError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -54,6 +55,7 @@ def _read(source: Path) -> Iterator[dict[str, Any]]:
     csv.field_size_limit(MAX_FIELD_BYTES)
     with source.open(encoding="utf-8-sig", newline="") as lines:
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        check_unique_names(rows.fieldnames or (), source)
         for row in rows:
             if None in row or None in row.values():
                 found = f"row {rows.line_num} has another number of fields"

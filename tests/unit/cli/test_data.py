@@ -72,6 +72,9 @@ def test_csv_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     err = capsys.readouterr().err
     assert f"{target} must be a new file, got one that exists" in err
     assert "row 2 has another number of fields" in err and [*tmp_path.glob("b*")] == []
+    source.write_text("input,label,label\n1,2,3\n")
+    assert main(["convert", str(source), str(tmp_path / "b.jsonl")]) == 2
+    assert f"{source} must have each column once, got 'label' twice; rename one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
