@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rlscale.observe.console import Console
 from rlscale.observe.dumps import BatchDump, RolloutDump
 from rlscale.observe.evaluation_files import EvaluationFiles
@@ -109,7 +111,10 @@ class Observer:
             self._files.dump.write(rollout_id, groups, version=version)
         if self._files.rollouts is not None:
             chosen = self._files.rollouts.choose(groups)
-            kept = {index: values for index, values in (logprobs or {}).items() if index in chosen}
+            if logprobs is None:
+                lengths = [sample.response_len for group in groups for sample in group.samples]
+                logprobs = {index: np.full(lengths[index], np.nan, np.float32) for index in chosen}
+            kept = {index: values for index, values in logprobs.items() if index in chosen}
             self._files.rollouts.write(rollout_id, groups, logprobs=kept)
 
     def ledger(self, page: Mapping[str, Any]) -> None:
