@@ -83,12 +83,13 @@ class RolloutLog:
             spans += [(number, size)] if size else []
             number += size
         num_chosen = min(self._num_samples, number)
-        chosen = set()
-        # Fewer samples than groups: evenly spaced groups. More: round-robin. The position in the group cycles with k.
-        for k in range(num_chosen):
-            start, size = spans[k * len(spans) // num_chosen if num_chosen <= len(spans) else k % len(spans)]
-            chosen.add(start + k % size)
-        return tuple(sorted(chosen))
+        if num_chosen <= len(spans):  # evenly spaced groups; the position in the group cycles
+            places = [(k, spans[k * len(spans) // num_chosen]) for k in range(num_chosen)]
+            return tuple(sorted(start + k % size for k, (start, size) in places))
+        # One of each group in turn, from another position in each.
+        rounds = range(max(size for _, size in spans))
+        turns = [start + (k + n) % size for n in rounds for k, (start, size) in enumerate(spans) if n < size]
+        return tuple(sorted(turns[:num_chosen]))
 
     def write(self, step: int, groups: Sequence[Group], *, logprobs: Mapping[int, Float32]) -> None:
         """Adds one rollout.

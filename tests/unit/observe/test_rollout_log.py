@@ -11,6 +11,8 @@ import pytest
 
 from rlscale.errors import DataError
 from rlscale.images import Image, digest_of, to_data_url
+from rlscale.observe.console import open_console
+from rlscale.observe.reporter import Observer, RolloutFiles
 from rlscale.observe.rollout_log import (
     DISTRIBUTIONS_FILE,
     MAX_VALUES,
@@ -106,7 +108,9 @@ def test_sft_samples_have_no_engine_logprobs(tmp_path: Path) -> None:
         (0, 3, 2, ()),
         (2, 4, 4, (0, 9)),  # the first of the first group, the second of the third
         (4, 4, 2, (0, 3, 4, 7)),
-        (4, 2, 2, (0, 3)),
+        (3, 2, 2, (0, 1, 3)),
+        (4, 2, 2, (0, 1, 2, 3)),
+        (8, 4, 4, (0, 1, 5, 6, 10, 11, 12, 15)),
         (9, 1, 1, (0,)),
         (3, 1, 8, (0, 1, 2)),
     ],
@@ -119,8 +123,18 @@ def test_stored_samples_are_spread(num_samples: int, num_groups: int, size: int,
 def test_groups_whose_samples_all_failed_have_none_to_store() -> None:
     """A rollout function of the user may return such groups."""
     groups = [group(0, 0), group(1), group(2, 0), group(3)]
-    for num_samples, expected in ((1, (0,)), (2, (0, 3)), (9, (0, 3))):
+    for num_samples, expected in ((1, (0,)), (2, (0, 3)), (9, (0, 1, 2, 3))):
         assert RolloutLog(Path(), num_samples=num_samples, text_of=str, resume_at_step=0).choose(groups) == expected
+
+
+def test_a_run_without_a_trainer_stores_samples_with_the_logprobs_of_the_engine(tmp_path: Path) -> None:
+    with open_console("none", title="test", total=1) as console:
+        files = RolloutFiles(rollouts=open_log(tmp_path, num_samples=3))
+        Observer(console=console, sinks=[], diff_limit=1.0, files=files).generated(0, [group(0), group(1)], version=0)
+    samples = lines(tmp_path / SAMPLES_FILE)
+    assert [each["index"] for each in samples] == [0, 1, 3]
+    assert samples[0]["engine_logprobs"][1] == -1.0 and samples[0]["trainer_logprobs"] == [None] * 4
+    assert len(lines(tmp_path / TRAJECTORIES_FILE)) == 3
 
 
 def test_a_checkpoint_relies_on_all_files_that_are_written(tmp_path: Path) -> None:
