@@ -122,6 +122,9 @@ function showTalk(detail) {
   );
 }
 
+/** False for a run without a trainer. */
+const trains = () => Object.keys(data.metrics.columns).some((name) => name.startsWith("train/"));
+
 function talkFacts(talk) {
   const facts = element("dl", { className: "facts" });
   const versions = [...new Set(talk.turns.flatMap((turn) => turn.versions))].sort((a, b) => a - b);
@@ -131,7 +134,7 @@ function talkFacts(talk) {
     ["rollout", talk.step],
     ["trajectory", talk.index],
     ["group", talk.group],
-    ["outcome", talk.failure ? "failed" : `trained, ${talk.status}`],
+    ["outcome", talk.failure ? "failed" : trains() ? `trained, ${talk.status}` : talk.status],
     ["reward", talk.reward === null ? "none" : short(talk.reward)],
     ["label", talk.label ?? "none"],
     ["sampled tokens", thousands(sampled)],
