@@ -17,7 +17,9 @@ def check_trackers(config: LoggingConfig) -> list[Problem]:
     problems = []
     if config.tensorboard.enabled and not is_installed("tensorboard"):
         problems.append(_not_installed("tensorboard"))
-    if config.wandb.enabled and wandb_mode(config.wandb) != WandbMode.disabled:
+    if config.wandb.enabled and (unknown := _check_mode(config.wandb)):
+        problems += unknown
+    elif config.wandb.enabled and wandb_mode(config.wandb) != WandbMode.disabled:
         problems += [_not_installed("wandb")] if not is_installed("wandb") else _check_login(config.wandb)
     return problems
 
@@ -27,6 +29,16 @@ def wandb_mode(config: WandbConfig) -> WandbMode:
     given = config.mode or os.environ.get("WANDB_MODE") or WandbMode.online
     # dryrun is wandb's old name of offline.
     return WandbMode.offline if given == "dryrun" else WandbMode(given)
+
+
+def _check_mode(config: WandbConfig) -> list[Problem]:
+    """Checks that WANDB_MODE has a mode of `logging.wandb.mode`, where it counts."""
+    given = os.environ.get("WANDB_MODE")
+    known: list[str] = [*WandbMode, "dryrun"]
+    if config.mode is not None or not given or given in known:
+        return []
+    rule, fix = f"be one of {', '.join(known)}", "correct the environment variable, or set logging.wandb.mode=online"
+    return [Problem(path="WANDB_MODE", rule=rule, value=repr(given), fix=fix)]
 
 
 def _not_installed(package: str) -> Problem:

@@ -33,6 +33,18 @@ def test_online_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert check_trackers(ONLINE) == []
 
 
+def test_an_unknown_mode_of_the_environment_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "shared")
+    (problem,) = check_trackers(ONLINE)
+    assert str(problem) == (
+        "WANDB_MODE must be one of online, offline, disabled, dryrun, got 'shared'; correct the environment variable, "
+        "or set logging.wandb.mode=online"
+    )
+    assert check_trackers(LoggingConfig(wandb=WandbConfig(enabled=True, mode=WandbMode.offline))) == []
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert check_trackers(ONLINE) == []
+
+
 def test_a_netrc_login_counts(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("machine wandb.example.com login user password k\n")
     (tmp_path / ".netrc").chmod(0o600)
