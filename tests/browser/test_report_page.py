@@ -306,7 +306,7 @@ async def test_a_trajectory_is_a_conversation(page: Page, tmp_path: Path) -> Non
     assert await texts(page, ".turns .wait") == ["0.40 s between the answers"] * 2
     assert await page.evaluate("document.querySelectorAll('#conversations img').length") == 0
     facts = (await texts(page, ".talk .facts"))[0]
-    named = ("reward score", "reward acc\ntrue", "reward pred\n395", "reward aux\n–")
+    named = ("reward score", "reward acc\ntrue", "reward pred\n395", "reward aux\n\u2013")
     for part in ("trained, completed", "36", "3, 4", "3.8 s", *named):
         assert part in facts
 

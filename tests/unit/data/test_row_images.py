@@ -47,7 +47,12 @@ def test_images_come_from_paths_urls_base64_and_bytes(
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(PICTURE)
     (tmp_path / "[1].png").write_bytes(PICTURE)
-    sources: list[Any] = ["pictures/a.png", to_data_url(PICTURE), base64.b64encode(PICTURE).decode(), {"path": "pictures/a.png"}]
+    sources: list[Any] = [
+        "pictures/a.png",
+        to_data_url(PICTURE),
+        base64.b64encode(PICTURE).decode(),
+        {"path": "pictures/a.png"},
+    ]
     rows: list[dict[str, Any]] = [{"input": "<image>how many?", "images": [source]} for source in sources]
     rows += [{"input": "<image>how many?", "images": text} for text in ("[1].png", '["pictures/a.png"]')]
     prompts = load(write_jsonl(*rows))

@@ -99,8 +99,8 @@ def test_rows_that_exceed_one_limit_or_the_other_are_counted_by_limit(
     )
     rollout = RolloutConfig(max_prompt_len=2, max_context_len=8)
     found = (
-        "got none; all 2 were dropped: 1 longer than rollout.max_prompt_len, 1 longer than rollout.max_context_len; the "
-        "first one: row 1"
+        "got none; all 2 were dropped: 1 longer than rollout.max_prompt_len, 1 longer than rollout.max_context_len; "
+        "the first one: row 1"
     )
     with pytest.raises(DataError, match=re.escape(found)):
         load_prompts(data, rollout, tokenizer, sft_target=SftTarget.labels)

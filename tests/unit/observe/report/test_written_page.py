@@ -9,9 +9,7 @@ from tests.unit.observe.report.made_evaluation import write_evaluations
 from tests.unit.observe.report.made_run import make_run
 
 
-def test_a_page_that_cannot_be_made_is_reported_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_cannot_be_made_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run", num_rollouts=2)
     assert main([str(run), "--out", str(tmp_path)]) == 2
     expected = f"--out must be a file that can be written, got {tmp_path}, Is a directory; name another file\n"
