@@ -86,9 +86,8 @@ def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:
     made = group(7)
     made.samples[0].prompt = replace(made.prompt, label=half)
     call = {"type": "function", "function": {"name": "f", "arguments": f'{{"a": "é{half}"}}'}}
-    made.samples[0].turns = [
-        SampleTurn(number=0, num_tokens=4, sampled=True, messages=({"role": "assistant", "tool_calls": [call]},))
-    ]
+    messages = ({"role": "assistant", "tool_calls": [call]},)
+    made.samples[0].turns = (SampleTurn(number=0, num_tokens=4, sampled=True, messages=messages),)
     write(open_log(tmp_path, num_samples=1), 3, [made])
     assert lines(tmp_path / SAMPLES_FILE)[0]["label"] == half
     (talk,) = lines(tmp_path / TRAJECTORIES_FILE)
