@@ -74,10 +74,12 @@ def load_state(
     if about["format"] != FORMAT:
         raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it again with this version")
     reader = HuggingFaceStorageReader(str(folder / "tensors"))
+    found = reader.read_metadata().state_dict_metadata
     # Loading writes into existing tensors, so the optimiser needs its moments first.
     fill_state(optimizer, num_steps=about["num_steps"])
+    _drop_unused(model, optimizer, found=found)
     tensors = _tensors(model, optimizer, reference)
-    _check_names(folder, found=reader.read_metadata().state_dict_metadata, wanted=tensors)
+    _check_names(folder, found=found, wanted=tensors)
     load(tensors, storage_reader=reader)
     if about["world_size"] == dist.get_world_size():
         set_random_state(read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
@@ -95,6 +97,22 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer, reference: nn.M
     if reference is not None:
         tensors |= {f"reference.{name}": parameter.detach() for name, parameter in reference.named_parameters()}
     return tensors
+
+
+def _drop_unused(model: nn.Module, optimizer: torch.optim.Optimizer, *, found: dict[str, Any]) -> None:
+    """Drops the state of parameters that never had a gradient, e.g. a vision tower in a run without images.
+
+    Their moments are not in the checkpoint. A checkpoint without any moments is left to `_check_names`.
+    """
+    unused, has_moments = [], False
+    for name, parameter in model.named_parameters():
+        moments = optimizer_moments(optimizer, parameter)
+        if any(f"{moment}.{name}" in found for moment in moments):
+            has_moments = True
+        elif moments:
+            unused.append(parameter)
+    for parameter in unused if has_moments else ():
+        del optimizer.state[parameter]
 
 
 def _check_names(folder: Path, *, found: dict[str, Any], wanted: dict[str, Any]) -> None:

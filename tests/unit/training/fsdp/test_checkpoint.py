@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlscale.errors import DataError
 from rlscale.models.hf_models import load_causal_lm
+from rlscale.training.fsdp.backend import FsdpBackend
 from tests.unit.training.fsdp.test_backend import UPDATED_REFERENCE, backend, train, weights
 from tests.unit.training.rollouts import tiny_model
 
@@ -111,6 +112,23 @@ def test_a_partly_frozen_model_resumes(model_path: str, tmp_path: Path) -> None:
     again.load(tmp_path)
     train(first)
     train(again)
+    assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(first).items())
+
+
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_a_model_with_a_part_that_is_never_used_resumes(model_path: str, tmp_path: Path, name: str) -> None:
+    def with_unused_part() -> FsdpBackend:
+        trainer = backend(model_path, name=name)
+        part = torch.nn.Parameter(torch.ones(2, 2))
+        trainer.policy.model.register_parameter("unused", part)
+        trainer.policy.optimizer.param_groups[0]["params"].append(part)
+        return trainer
+
+    first, again = with_unused_part(), with_unused_part()
+    train(first)
+    first.save(tmp_path)
+    again.load(tmp_path)
+    assert train(again).steps == train(first).steps
     assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(first).items())
 
 
