@@ -113,6 +113,28 @@ _WITH_IMAGES: dict[str, Any] = {
 
 
 @rule
+def vision_towers_are_packed(config: RunConfig) -> list[Problem]:
+    """A model that reads images has its own forward pass over packed samples, also in a run without images."""
+    family, train = architecture_field(config.model, "model_type"), config.train
+    if config.data.multimodal_keys is not None or family is None or find_family(family).vision is None:
+        return []  # with images `images_need_their_features` reports the same
+    wrong: list[tuple[str, str, object]] = []
+    if train.qkv_format != QkvFormat.thd:
+        wrong.append(("train.qkv_format", "thd", train.qkv_format))
+    if train.true_on_policy_mode and not is_sft(config):
+        wrong.append(("train.true_on_policy_mode", "false", True))
+    return [
+        Problem(
+            path=path,
+            rule=f"be {needed} with model.model_type={family} (not supported yet)",
+            value=show(value),
+            fix="remove it, or choose a model without images",
+        )
+        for path, needed, value in wrong
+    ]
+
+
+@rule
 def sglang_reads_patches_of_qwen2_5_vl(config: RunConfig) -> list[Problem]:
     """SGLang takes rows of pixels of another width than that of 14 x 14 patches for finished features."""
     builds = config.model.build == ModelBuild.tiny_qwen2_5_vl

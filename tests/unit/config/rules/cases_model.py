@@ -208,6 +208,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     *(
         (
+            "vision_towers_are_packed",
+            {**IMAGES, "data.multimodal_keys": None, path: value},
+            f"{path} must be {needed} with model.model_type=qwen3_vl (not supported yet), got",
+            {**IMAGES, "data.multimodal_keys": None},
+        )
+        for path, value, needed in (
+            ("train.qkv_format", "bshd", "thd"),
+            ("train.true_on_policy_mode", True, "false"),
+        )
+    ),
+    *(
+        (
             "images_need_their_features",
             {**IMAGES, path: value},
             f"{path} must be {needed} with data.multimodal_keys (not supported yet), got",
