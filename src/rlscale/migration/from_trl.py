@@ -83,7 +83,7 @@ def _rollout_samples(draft: TranslationDraft) -> int:
 
 def _batches(draft: TranslationDraft) -> None:
     """Sizes of rollouts and steps, which TRL computes from the micro-batch and the number of processes."""
-    group = int(_value(draft, "num_generations", 8))
+    group = max(1, int(_value(draft, "num_generations", 8)))
     samples = _rollout_samples(draft)
     # A generation batch counts samples; the group size makes prompts of them.
     prompts = max(1, samples // group)
