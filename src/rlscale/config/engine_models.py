@@ -14,6 +14,7 @@ that prefill and decode servers of the policy share are keys, and the others are
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,7 +120,8 @@ def read_engine_file(path: str) -> list[EngineModel]:
     """
     try:
         content: Any = yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        json.dumps(content, default=str)  # a value that contains itself cannot be shown
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError([_problem("name a readable YAML file", path, text)]) from error
     entries = content.get("sglang") if isinstance(content, Mapping) else None

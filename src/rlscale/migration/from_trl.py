@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,9 +16,16 @@ from rlscale.migration.model_option import choose_model
 from rlscale.migration.settings import Setting, hydra_list
 from rlscale.migration.shell_values import template_of, value_of
 from rlscale.migration.translation_draft import Conversion, TranslationDraft, place_as, translate, write_defaults
-
-PROCESSES = "NUM_PROCESSES"
-"""Variable of the number of GPUs that accelerate starts: GRPOConfig does not have it."""
+from rlscale.migration.trl_sizes import (
+    PROCESSES,
+    finite_number,
+    given_number,
+    num_gpus,
+    num_processes,
+    num_rollouts,
+    rollout_samples,
+    step_samples,
+)
 
 SCHEDULES: Mapping[str, str] = MappingProxyType(
     {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
@@ -38,65 +44,22 @@ def translate_trl(draft: TranslationDraft) -> None:
     choose_model(draft)
 
 
-def _value(draft: TranslationDraft, name: str, default: float) -> float:
-    argument = draft.given(name)
-    number = _number(default if argument is None else argument.value)
-    return float(default) if number is None else number
-
-
-def _number(value: float | str) -> float | None:
-    """A finite number; None for every other text."""
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _gpus(draft: TranslationDraft) -> tuple[int, int]:
-    """Nodes, and processes of a node: as given, as the command starts them, or as an argument of `trl`."""
-    given = dict(draft.reading.given).get(PROCESSES, "")
-    if given.isdigit():
-        return 1, max(1, int(given))
-    return draft.reading.gpus or (1, max(1, int(_value(draft, "num_processes", 1))))
-
-
-def _processes(draft: TranslationDraft) -> int:
-    nodes, each = _gpus(draft)
-    return nodes * each
-
-
-def _step_samples(draft: TranslationDraft) -> int:
-    """Samples of an optimiser step over all processes."""
-    per_device = _value(draft, "per_device_train_batch_size", 8)
-    return int(per_device * _value(draft, "gradient_accumulation_steps", 1) * _processes(draft))
-
-
-def _rollout_samples(draft: TranslationDraft) -> int:
-    """Samples of a generation batch."""
-    whole = _value(draft, "generation_batch_size", 0)
-    if whole:
-        return int(whole)
-    steps = _value(draft, "steps_per_generation", _value(draft, "gradient_accumulation_steps", 1))
-    return int(_value(draft, "per_device_train_batch_size", 8) * steps * _processes(draft))
-
-
 def _batches(draft: TranslationDraft) -> None:
     """Sizes of rollouts and steps, which TRL computes from the micro-batch and the number of processes."""
-    group = int(_value(draft, "num_generations", 8))
-    samples = _rollout_samples(draft)
+    group = max(1, int(given_number(draft, "num_generations", 8)))
+    samples = rollout_samples(draft)
     # A generation batch counts samples; the group size makes prompts of them.
     prompts = max(1, samples // group)
-    reason = f"{samples} samples of a generation batch / {group} of a prompt, with {_processes(draft)} processes"
+    reason = f"{samples} samples of a generation batch / {group} of a prompt, with {num_processes(draft)} processes"
     draft.write("batch.rollout_batch_size", Setting(value=prompts), reason)
     if "batch.global_batch_size" not in draft.settings:
-        step = min(_step_samples(draft), prompts * group)
+        step = min(step_samples(draft), prompts * group)
         draft.write("batch.global_batch_size", Setting(value=step), "samples of an optimiser step")
     colocate = draft.settings.get("cluster.colocate")
     if "rollout.max_staleness" in draft.settings or (colocate is not None and colocate.value is False):
         draft.settings["cluster.colocate"] = Setting(value=False)
         draft.write("cluster.rollout_num_gpus", Setting(value=1), "the GPUs of the vLLM server")
-    nodes, gpus = _gpus(draft)
+    nodes, gpus = num_gpus(draft)
     reason = f"one process for each GPU; --set {PROCESSES}=<number>"
     draft.write("cluster.actor_num_gpus_per_node", Setting(value=gpus), reason)
     if nodes > 1:
@@ -132,29 +95,22 @@ def _unknown(draft: TranslationDraft, argument: Argument, row: TableRow) -> None
 
 def _sizes(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     if row.key:
-        step = min(_step_samples(draft), max(1, _rollout_samples(draft)))
+        step = min(step_samples(draft), max(1, rollout_samples(draft)))
         draft.set(argument, row.key, Setting(value=step), note=row.note)
     else:
         draft.report(argument, Kind.dropped, f"is part of {row.note}")
 
 
-def _rollouts(draft: TranslationDraft, steps: float) -> int:
-    """Rollouts of a number of optimiser steps."""
-    # Optimiser steps of one rollout: TRL reuses a generation batch for several, and num_iterations times.
-    per_rollout = _rollout_samples(draft) / max(1, _step_samples(draft)) * _value(draft, "num_iterations", 1)
-    return max(1, round(steps / max(per_rollout, 1e-9)))
-
-
 def _max_steps(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    steps = _value(draft, argument.plain_name, -1)
+    steps = given_number(draft, argument.plain_name, -1)
     if steps <= 0:
         draft.report(argument, Kind.dropped, "is not set")
     else:
-        draft.set(argument, row.key, Setting(value=_rollouts(draft, steps)), note=row.note)
+        draft.set(argument, row.key, Setting(value=num_rollouts(draft, steps)), note=row.note)
 
 
 def _interval(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    steps = _value(draft, argument.plain_name, 0)
+    steps = given_number(draft, argument.plain_name, 0)
     # transformers saves by steps and evaluates never, unless a strategy says otherwise.
     switch = argument.plain_name.replace("_steps", "_strategy")
     strategy = draft.given(switch)
@@ -164,12 +120,12 @@ def _interval(draft: TranslationDraft, argument: Argument, row: TableRow) -> Non
     elif steps < 1:
         draft.report(argument, Kind.lost, f"{row.key} is a number of rollouts")
     else:
-        draft.set(argument, row.key, Setting(value=_rollouts(draft, steps)), note=row.note)
+        draft.set(argument, row.key, Setting(value=num_rollouts(draft, steps)), note=row.note)
 
 
 def _epochs(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    epochs = _value(draft, argument.plain_name, 3)
-    if _value(draft, "max_steps", -1) > 0:
+    epochs = given_number(draft, argument.plain_name, 3)
+    if given_number(draft, "max_steps", -1) > 0:
         draft.report(argument, Kind.dropped, "has no effect with max_steps")
     elif epochs.is_integer() and epochs > 0:
         draft.set(argument, row.key, Setting(value=int(epochs)))
@@ -188,7 +144,7 @@ def _schedule(draft: TranslationDraft, argument: Argument, row: TableRow) -> Non
 
 def _warmup(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     """The warm-up; transformers ignores it with the schedule `constant`, and its share where there are steps."""
-    schedule, steps = draft.given("lr_scheduler_type"), _value(draft, "warmup_steps", 0)
+    schedule, steps = draft.given("lr_scheduler_type"), given_number(draft, "warmup_steps", 0)
     if schedule is not None and schedule.value == "constant":
         draft.report(argument, Kind.dropped, "has no effect with lr_scheduler_type=constant")
     elif argument.plain_name == "warmup_ratio":
@@ -218,7 +174,7 @@ def _optimizer(draft: TranslationDraft, argument: Argument, row: TableRow) -> No
 
 
 def _beta(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    beta = _value(draft, argument.plain_name, 0)
+    beta = given_number(draft, argument.plain_name, 0)
     if beta == 0:
         draft.report(argument, Kind.dropped, "no KL loss, which is the default")
         return
@@ -234,7 +190,7 @@ def _clip(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
         draft.rename(argument, replace(row, conversion=""))
         return
     bound = draft.given("epsilon") if high is None or high.value.lower() in OFF else high
-    number, note = _value(draft, argument.plain_name, 0), "the weight of cispo is at most 1 + this"
+    number, note = given_number(draft, argument.plain_name, 0), "the weight of cispo is at most 1 + this"
     if argument is not bound:
         draft.report(argument, Kind.dropped, "has no effect with loss_type=cispo")
     elif number > 1:
@@ -295,11 +251,11 @@ def _ref_sync(draft: TranslationDraft, argument: Argument, row: TableRow) -> Non
         draft.report(argument, Kind.dropped, row.note)
     else:
         note = "TRL's 512 optimiser steps as rollouts; the policy is copied, not mixed in"
-        draft.set(argument, "algo.ref_update_interval", Setting(value=_rollouts(draft, 512)), note=note)
+        draft.set(argument, "algo.ref_update_interval", Setting(value=num_rollouts(draft, 512)), note=note)
 
 
 def _top_k(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    number = int(_value(draft, argument.plain_name, 0))
+    number = int(given_number(draft, argument.plain_name, 0))
     draft.set(argument, row.key, Setting(value=number if number > 0 else -1))
 
 
@@ -354,7 +310,7 @@ def _min_p(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
 
 
 def _penalty(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
-    penalty = _value(draft, argument.plain_name, 1)
+    penalty = given_number(draft, argument.plain_name, 1)
     if penalty == 1:
         draft.report(argument, Kind.dropped, "is off")
     else:
@@ -459,7 +415,7 @@ def _rewards(draft: TranslationDraft, argument: Argument, row: TableRow) -> None
         paths = {name: f"{module}:{name}" for name in names}
         draft.set(argument, "reward.functions", Setting(value=paths))
         given = draft.given("reward_weights")
-        numbers = [_number(value_of(each)) for each in hydra_list(given.values)] if given is not None else []
+        numbers = [finite_number(value_of(each)) for each in hydra_list(given.values)] if given is not None else []
         is_whole = len(numbers) == len(names) and None not in numbers
         weights = dict(zip(names, numbers, strict=False)) if is_whole else dict.fromkeys(names, 1.0)
         draft.write("reward.weights", Setting(value=weights), "TRL adds the rewards up")

@@ -300,5 +300,10 @@ def test_a_named_file_that_is_not_there_is_lost(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_as_if_not_given() -> None:
-    found = rlscale.migrate("--learning_rate 2e-6 --max_steps inf --per_device_train_batch_size nan".split())
+    found = rlscale.migrate(["--learning_rate", "2e-6", "--max_steps", "inf", "--per_device_train_batch_size", "nan"])
     assert values(found)["batch.rollout_batch_size"] == 1
+
+
+def test_a_group_without_samples_is_no_division_by_zero() -> None:
+    found = rlscale.migrate(["--learning_rate", "2e-6", "--num_generations", "0"])
+    assert values(found)["batch.rollout_batch_size"] == 8

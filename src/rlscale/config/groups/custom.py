@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.errors import show
+from rlscale.config.hydra.internals import YamlLoader
 from rlscale.errors import Problem
 
 PARAMETER = "custom"
@@ -38,8 +40,10 @@ def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[
     except OmegaConfBaseException:
         return []  # reported with the other interpolations
     try:
-        content: Any = yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        # Numbers and dates as in the files of options: 1e-5 is a number, 2026-11-26 a text.
+        content: Any = yaml.load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"), Loader=YamlLoader)
+        json.dumps(content)  # neither bytes nor a value that contains itself
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())
         return [Problem(path="custom_config_path", rule="name a readable YAML file", value=path, fix=text)]
     if not isinstance(content, Mapping):

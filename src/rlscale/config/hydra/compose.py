@@ -67,7 +67,9 @@ class Composed:
 
     def find_node(self, path: str) -> yaml.Node | None:
         """The value of `path` in the file that applies; None when the command line set it, or no file did."""
-        if self.origin(path) == COMMAND_LINE:
+        # `command_line_keys` has a whole mapping where one of its entries was set.
+        typed = [override.lstrip("+").partition("=")[0] for override in self.overrides if override.startswith("++")]
+        if any(path == name or path.startswith(f"{name}.") for name in typed):
             return None
         found = None
         for package, file in self._files:

@@ -155,7 +155,7 @@ def _read_body(path: str) -> Mapping[str, Any]:
         # Like slime: OmegaConf resolves `${...}`, and rejects a key that is given twice.
         loaded = OmegaConf.load(Path(os.path.expanduser(path)))
         content: Any = OmegaConf.to_container(loaded, resolve=True)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise _error("name a readable YAML file", path, " ".join(str(error).split())) from error
     body = content.get("eval", content) if isinstance(content, Mapping) else None
     datasets = body.get("datasets") if isinstance(body, Mapping) else None

@@ -47,11 +47,21 @@ def test_the_file_wins_over_an_experiment(tmp_path: Path) -> None:
         ("- 1\n- 2\n", "custom_config_path must name a YAML file with a mapping, got"),
         ("", "custom_config_path must name a YAML file with a mapping, got"),
         ("a: [", "custom_config_path must name a readable YAML file, got"),
+        ("a: " + "[" * 2000, "custom_config_path must name a readable YAML file, got"),
+        ("a: &a [*a]", "custom_config_path must name a readable YAML file, got"),
+        ("a: !!binary aGVsbG8=", "custom_config_path must name a readable YAML file, got"),
+        ("a: " + "9" * 5000, "custom_config_path must name a readable YAML file, got"),
+        ("a: 1\na: 2", "custom_config_path must name a readable YAML file, got"),
     ],
 )
 def test_a_file_without_a_mapping_is_reported(tmp_path: Path, text: str, message: str) -> None:
     found = only_error([file(tmp_path, text)])
     assert found.startswith(message) and found.endswith(" (command line)")
+
+
+def test_values_of_the_file_are_those_of_an_option(tmp_path: Path) -> None:
+    found = load_config([file(tmp_path, "rate: 1e-5\nday: 2026-11-26\nother: 2026-13-45\n")]).custom
+    assert found == {"rate": 1e-5, "day": "2026-11-26", "other": "2026-13-45"}
 
 
 def test_a_missing_file_is_reported_with_the_other_errors(tmp_path: Path) -> None:

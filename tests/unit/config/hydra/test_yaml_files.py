@@ -281,12 +281,15 @@ def test_options_have_a_natural_order() -> None:
 
 @pytest.mark.parametrize("written", ["1e3", "010", "on", "No", "1:30", "1_000", "0x1F", "2026-11-26", "true", "1.50"])
 def test_a_text_has_the_characters_of_its_file(tmp_path: Path, written: str) -> None:
-    values = f"run: {{name: {written}}}\ntrain: {{env_vars: {{A: {written}}}}}\ndata: {{prompt_files: [{written}]}}\n"
+    values = f"run: {{name: {written}}}\ndata: {{prompt_files: [{written}]}}\n"
+    values += f"train: {{env_vars: {{A: {written}, B: {written}}}}}\n"
     text = f"# @package _global_\ndefaults:\n  - quickstart\n{values}"
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     config = load_config(["experiment=mine"], config_dir=tmp_path)
-    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == (written, {"A": written}, [written])
+    texts = {"A": written, "B": written}
+    assert (config.run.name, config.train.env_vars, config.data.prompt_files) == (written, texts, [written])
     # The command line replaces the value of the file.
-    config = load_config(["experiment=mine", "run.name=7.0", "train.env_vars.A=8"], config_dir=tmp_path)
-    assert (config.run.name, config.train.env_vars) == ("7.0", {"A": "8"})
+    words = ["experiment=mine", "run.name=str(7)", "train.env_vars.A=int(8.0)"]
+    config = load_config(words, config_dir=tmp_path)
+    assert (config.run.name, config.train.env_vars) == ("7", {"A": "8", "B": written})

@@ -171,6 +171,8 @@ datasets:
         ),
         ({"n_samples_per_prompt": "1", "n_samples_per_eval_prompt": "2"}, "have one of eval.datasets[0].n_samples_"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE_HERE}"}, "name a readable YAML file"),
+        ({"path": "&a [*a]"}, "name a readable YAML file"),
+        ({"path": "[" * 2000}, "name a readable YAML file"),
     ],
 )
 def test_wrong_values_of_a_set_are_one_problem_each(tmp_path: Path, change: dict[str, str], message: str) -> None:
