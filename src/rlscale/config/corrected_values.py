@@ -44,6 +44,10 @@ _FORMS: tuple[tuple[str, Callable[[re.Match[str]], float | None]], ...] = (
 )
 
 
+MAX_LEN = 100
+"""Characters of a text that may stand for a number: the patterns need seconds for thousands of digits."""
+
+
 def corrected_number(text: str, *, whole: bool) -> str | None:
     """The number that a text most likely stands for, as it is written in an override; None when there is none.
 
@@ -51,6 +55,8 @@ def corrected_number(text: str, *, whole: bool) -> str | None:
         text: the value as it was typed.
         whole: whether it must be an integer.
     """
+    if len(text) > MAX_LEN:
+        return None
     # U+2212 is the minus sign of formatted texts.
     plain = text.replace("\u2212", "-").strip().lstrip("=:").strip(" ;,'\"`").lower()
     plain = plain if re.fullmatch(r"\d{1,3}( \d{3})+", plain) else plain.replace(" ", "")

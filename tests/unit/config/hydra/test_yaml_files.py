@@ -141,7 +141,7 @@ FILE_CASES = [
     ("algo:\n  3: 4\n", "algo.3 must be a known key, got 4", 3),
     ("algo:\n  no: 4\n", "algo.no must be a known key, got 4", 3),
     ("algo: &a\n  mis: *a\n", "{file} must contain plain values only, got a mapping with an alias of itself", 1),
-    ("custom: {a: " + "[" * 2000 + "\n", "{file} must be nested less deeply, got too many brackets", 1),
+    ("custom: {a: " + "[" * 1000 + "\n", "{file} must be nested less deeply, got too many brackets", 1),
     ("data:\n  num_rollout: !!int x\n", '{file} must contain plain values only, got "invalid literal for int()', 2),
     ("data:\n  num_rollout: " + "9" * 5000 + "\n", '{file} must contain plain values only, got "Exceeds the limit', 2),
     ("algo: {}\n---\nalgo: {}\n", "{file} must be valid YAML, got", 3),

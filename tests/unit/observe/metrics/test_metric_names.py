@@ -1,5 +1,6 @@
 """Documentation of the metrics: every phase has a duration, and the reference lists every name with a range."""
 
+from html import unescape
 from pathlib import Path
 
 from rlscale.observe.metrics.metric_names import METRICS, PHASES
@@ -13,8 +14,8 @@ def test_every_phase_has_a_documented_duration() -> None:
 
 
 def test_the_reference_lists_every_metric_with_meaning_and_range() -> None:
-    # A bar within a cell is escaped.
-    text = PAGE.read_text().replace("\\|", "/")
+    # A bar within a cell is escaped, and a bracket outside of code.
+    text = unescape(PAGE.read_text().replace("\\|", "/"))
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     assert [len(row) for row in rows] == [3] * len(METRICS)
     assert {row[0].strip("`"): row[1] for row in rows} == {
