@@ -57,6 +57,10 @@ main()
 """
 """The program of `rlscale-train` where peft is not installed."""
 
+TRAIN = "import sys; from rlscale.cli.entry import train; sys.exit(train())"
+PLAN = "import sys; from rlscale.cli.entry import plan; sys.exit(plan())"
+"""The scripts that pip makes of entry points."""
+
 FIVE_ERRORS: Mapping[str, str] = {
     "train.lora.rank": "8",  # the package
     "data.prompt_data": "gone.jsonl",  # the file
@@ -67,19 +71,19 @@ FIVE_ERRORS: Mapping[str, str] = {
 FIVE = "rlscale-train with a wrong package, file, folder, value and rule"
 
 COMMANDS: Mapping[str, tuple[Sequence[str], int]] = {
-    "rlscale-train --cfg job": (["-m", "rlscale.cli.train", "--cfg", "job"], 0),
+    "rlscale-train --cfg job": (["-c", TRAIN, "--cfg", "job"], 0),
     "rlscale-train experiment=qwen3_4b_grpo --cfg job": (
-        ["-m", "rlscale.cli.train", "experiment=qwen3_4b_grpo", "--cfg", "job"],
+        ["-c", TRAIN, "experiment=qwen3_4b_grpo", "--cfg", "job"],
         0,
     ),
-    "rlscale-plan": (["-m", "rlscale.cli.plan"], 0),
-    "rlscale-plan experiment=qwen3_4b_grpo": (["-m", "rlscale.cli.plan", "experiment=qwen3_4b_grpo"], 0),
+    "rlscale-plan": (["-c", PLAN], 0),
+    "rlscale-plan experiment=qwen3_4b_grpo": (["-c", PLAN, "experiment=qwen3_4b_grpo"], 0),
     "rlscale-plan experiment=qwen3_4b_grpo model=qwen3_32b (does not fit)": (
-        ["-m", "rlscale.cli.plan", "experiment=qwen3_4b_grpo", "model=qwen3_32b", "cluster.device=cuda"],
+        ["-c", PLAN, "experiment=qwen3_4b_grpo", "model=qwen3_32b", "cluster.device=cuda"],
         0,
     ),
     "rlscale-train with three errors": (
-        ["-m", "rlscale.cli.train", "algo.eps_clp=0.1", "optim.lr=fast", "batch.global_batch_size=7"],
+        ["-c", TRAIN, "algo.eps_clp=0.1", "optim.lr=fast", "batch.global_batch_size=7"],
         2,
     ),
     FIVE: (
