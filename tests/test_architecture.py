@@ -17,6 +17,16 @@ def test_the_source_tree_keeps_its_rules() -> None:
     assert not violations, "\n" + "\n".join(violations)
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs the list of tracked files")
+def test_no_tracked_file_has_an_unexpanded_home_in_its_path() -> None:
+    """Code that forgets to expand `~` makes a folder of that name."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    assert len(tracked) > 1000
+    assert [path for path in tracked if "~" in path] == []
+
+
 def test_every_exception_has_a_reason() -> None:
     assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
 
