@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from rlscale.errors import DataError
 from rlscale.protocols import Metrics
@@ -25,16 +26,18 @@ class WandbRows:
     """
 
     def __init__(self, folder: Path, *, run_id: str) -> None:
-        self._path, self._run_id, self._num_rows = folder / ROWS_FILE, run_id, 0
-        self._known = self._read()
-        self._keys = set(self._known)
+        self._path, self._run_id = folder / ROWS_FILE, run_id
+        self._written = self._read()
+        self._keys: set[str] = set()
+        self._next = 0
 
     def keep(self, num_rows: int) -> None:
         """Forgets later rows than the W&B run has: a crash lost them. Called once, before rows are added."""
-        known = self._known[:num_rows]
-        self._keys, self._num_rows = set(known), num_rows
+        # The run may have rows that are not in the file: of another folder, with the same `logging.wandb.run_id`.
+        kept = [row for row in self._written if row["run_id"] != self._run_id or row["number"] < num_rows]
+        self._keys, self._next = {row["row"] for row in kept if row["run_id"] == self._run_id}, num_rows
         temporary = self._path.with_name(f".{ROWS_FILE}.tmp")
-        temporary.write_text("".join(self._line(key) for key in known), encoding="utf-8")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         temporary.replace(self._path)
 
     def __contains__(self, key: str) -> bool:
@@ -42,25 +45,25 @@ class WandbRows:
 
     def append(self, key: str) -> int:
         """Adds a key before its row is sent; returns the number of the row, which counts from 0."""
+        number = self._next
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(self._line(key))
+            file.write(json.dumps({"run_id": self._run_id, "number": number, "row": key}) + "\n")
             file.flush()
             os.fsync(file.fileno())
         self._keys.add(key)
-        self._num_rows += 1
-        return self._num_rows - 1
+        self._next += 1
+        return number
 
-    def _line(self, key: str) -> str:
-        return json.dumps({"run_id": self._run_id, "row": key}) + "\n"
-
-    def _read(self) -> list[str]:
+    def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
         # A process that dies while it writes leaves a last line without a line end; its row was not sent.
         *lines, _incomplete = self._path.read_text(encoding="utf-8").split("\n")
         try:
             rows = [json.loads(line) for line in lines]
-            return [row["row"] for row in rows if row["run_id"] == self._run_id]
+            return [
+                {"run_id": str(row["run_id"]), "number": int(row["number"]), "row": str(row["row"])} for row in rows
+            ]
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{self._path} must hold one JSON object per line, got {error}; remove it") from error
 

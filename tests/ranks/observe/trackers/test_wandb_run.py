@@ -15,6 +15,7 @@ from rlscale.errors import ConfigError, DataError
 from rlscale.observe.jsonl import JsonlSink
 from rlscale.observe.trackers.open_trackers import TrackedRun, open_trackers
 from rlscale.observe.trackers.wandb_files import read_history, read_records
+from rlscale.observe.trackers.wandb_rows import WandbRows
 from rlscale.protocols import MetricSink
 from rlscale.secrets import REDACTED, redact
 from tests.ranks.observe.trackers.wandb_server import wandb_server
@@ -177,6 +178,20 @@ def test_records_in_another_order_after_a_resume_are_neither_doubled_nor_lost(tm
     found = rows(tmp_path)
     assert [row["rollout/step"] for row in found if "rollout/step" in row] == [0, 1, 2, 3, 4]
     assert [row["eval/step"] for row in found if "eval/step" in row] == [1, 3, 5]
+
+
+def test_rows_of_other_folders_and_runs_are_counted_apart(tmp_path: Path) -> None:
+    """The W&B run has three rows of another folder; a crash loses the second of the two that this folder adds."""
+    rows = WandbRows(tmp_path, run_id="shared")
+    rows.keep(3)
+    assert [rows.append("rollout 0"), rows.append("rollout 1")] == [3, 4]
+    other = WandbRows(tmp_path, run_id="other")
+    other.keep(0)
+    assert "rollout 0" not in other and other.append("rollout 0") == 0
+    again = WandbRows(tmp_path, run_id="shared")
+    again.keep(4)
+    assert "rollout 0" in again and "rollout 1" not in again
+    assert again.append("rollout 1") == 4
 
 
 def test_an_unreadable_file_of_rows_is_named(tmp_path: Path) -> None:
