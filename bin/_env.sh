@@ -52,9 +52,11 @@ pip_install() {
 
 # torch first, in a separate call, because only torch may come from a different index.
 install_torch() {
-  local torch index=()
+  local torch installed index=()
   torch="$(grep -E '^torch==' "$CONSTRAINTS")"
-  if "$VENV/bin/python" -m pip freeze | grep -qE "^$torch(\+|$)"; then return; fi
+  # Read completely first: a grep that stops at its match would end pip with the traceback of a broken pipe.
+  installed="$("$VENV/bin/python" -m pip freeze)"
+  if grep -qE "^$torch(\+|$)" <<<"$installed"; then return; fi
   [[ -z "${TORCH_INDEX_URL:-}" ]] || index=(--index-url "$TORCH_INDEX_URL")
   say "Installing $torch from ${TORCH_INDEX_URL:-the index of the pip configuration} (the largest download)"
   if [[ -z "${TORCH_INDEX_URL:-}" && "$(uname -s)" == Linux ]] && ! command -v nvidia-smi >/dev/null; then
