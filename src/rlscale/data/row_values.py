@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import date, time, timedelta
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -71,8 +73,11 @@ def conversation_messages(row: Row, config: DataConfig) -> list[dict[str, Any]]:
 def row_metadata(row: Row, config: DataConfig) -> dict[str, Any]:
     """The metadata: an object, or one as JSON text, with the tools and the reward that the row names.
 
+    Values are those of JSON, because dumps and checkpoints contain them. Parquet has more types: dates and times become
+    text (ISO 8601), durations seconds, and decimals numbers.
+
     Raises:
-        BadRowError: it is something else; a missing field and null both mean none.
+        BadRowError: it is something else, or has bytes; a missing field and null both mean none.
     """
     value = row.find(config.metadata_key)
     found: Any = value if value is not None else {}
@@ -84,7 +89,8 @@ def row_metadata(row: Row, config: DataConfig) -> dict[str, Any]:
             f"have an object as metadata, or one as JSON text, got {got}; correct data.metadata_key or the file",
             reason="metadata is no object",
         )
-    return found | _tools_entry(row, config) | _reward_entry(row, config, found)
+    entries = found | _tools_entry(row, config) | _reward_entry(row, config, found)
+    return {name: _to_json(row, value, f"{config.metadata_key}.{name}") for name, value in entries.items()}
 
 
 def row_tools(row: Row, config: DataConfig) -> list[Any] | None:
@@ -156,6 +162,28 @@ def _parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _to_json(row: Row, value: Any, name: str) -> Any:
+    """A value of the metadata as JSON has it; `name` is its dotted name."""
+    match value:
+        case None | str() | int() | float():
+            return value
+        case dict():
+            return {str(key): _to_json(row, each, f"{name}.{key}") for key, each in value.items()}
+        case list() | tuple():  # a map of Parquet is a list of pairs
+            return [_to_json(row, each, name) for each in value]
+        case date() | time():  # datetime is a date
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    raise row.error(
+        f"have JSON values as metadata, got {type(value).__name__} under {name!r}; remove the column, or convert it to "
+        "text",
+        reason="metadata is no JSON value",
+    )
 
 
 def _is_json(value: Any) -> bool:

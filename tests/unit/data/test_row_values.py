@@ -3,9 +3,14 @@
 import json
 import logging
 from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
 from rlscale.config import DataConfig, OnBadRow, RolloutConfig
@@ -41,6 +46,29 @@ def test_a_label_is_any_json_value(
     (prompt,) = load(write_jsonl({"input": "1", "label": label}), tokenizer, label_key="label")
     assert prompt.label == label and type(prompt.label) is type(label)
     assert prompt.label_text == text
+
+
+def test_metadata_of_parquet_are_values_of_json(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    about = {
+        "made": datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "took": timedelta(seconds=1.5),
+        "points": [Decimal("2.50"), Decimal("3.00")],
+    }
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"input": "1", "metadata": about}]), file)
+    (prompt,) = load(str(file), tokenizer)
+    assert prompt.metadata == {
+        "made": "2026-01-02T03:04:00+00:00",
+        "day": "2026-01-02",
+        "took": 1.5,
+        "points": [2.5, 3],
+    }
+    parquet.write_table(pyarrow.Table.from_pylist([{"input": "1", "metadata": {"picture": b"PNG"}}]), file)
+    with pytest.raises(
+        DataError, match=r"row 1 must have JSON values as metadata, got bytes under 'metadata\.picture'"
+    ):
+        load(str(file), tokenizer)
 
 
 def test_a_row_of_verl(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
