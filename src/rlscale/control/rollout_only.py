@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from rlscale.control.file_io import write_in_thread
 from rlscale.control.loop_config import LoopConfig, Progress
 from rlscale.control.rollout_hooks import RolloutHooks
+from rlscale.control.signals import StopRequest, cancel_this_task
 from rlscale.evaluation.evaluator import Evaluator
 from rlscale.evaluation.user_evaluator import UserEvaluator
 from rlscale.observe.evaluation_files import Measured
@@ -29,6 +30,7 @@ class RolloutOnlyDeps:
     observer: Observer
     pool: EnginePool
     hooks: RolloutHooks = field(default_factory=RolloutHooks)
+    stop: StopRequest = field(default_factory=StopRequest)
     measured: Measured | None = None  # the weights as the record of an evaluation names them
     user_rollout: UserRollout | None = None
     timelines: Timelines | None = None
@@ -70,6 +72,9 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
             observer.timelines(timelines.to_json(rollout_id))
             metrics |= timelines.metrics
         observer.step(metrics | buffer.ages() | outcome_metrics(page), step=rollout_id)
+        if deps.stop.is_set and progress.next_rollout < config.num_rollouts:
+            observer.warn(f"SIGUSR1: the run ends after rollout {rollout_id}; without a trainer it cannot be resumed")
+            await cancel_this_task()
     return progress
 
 

@@ -131,15 +131,14 @@ class Run:
         """
         self._observer.phase("start")
         prompts_at_start, resume_point = self._prepared.prompts.state_dict(), start
-        async with cancelled_by_signals(), self._memory_requests(), self._open_engines() as (bundles, engines):
+        async with cancelled_by_signals(), self._requests(), self._open_engines() as (bundles, engines):
             if self._prepared.config.debug.rollout_only:
                 return await self._run_rollouts_only(engines, start)
             while True:
                 trainers = self._build_trainers(bundles)
                 # Engines survive this loop; an attempt has its own trainers, pool and rewards.
                 try:
-                    with stop_requested_by_sigusr1(self._stop):
-                        return await self._train(bundles, trainers, engines, resume_point)
+                    return await self._train(bundles, trainers, engines, resume_point)
                 except WorkerError as error:
                     # A scheduler signals the processes of the run, too: the death of one must not restart it.
                     raise_if_cancelled(error)
@@ -156,11 +155,11 @@ class Run:
                 self._observer.rewind(resume_point.progress.next_rollout)
 
     @asynccontextmanager
-    async def _memory_requests(self) -> AsyncIterator[None]:
-        """Writes memory reports of the driver on demand; SIGUSR2 requests those of all processes."""
+    async def _requests(self) -> AsyncIterator[None]:
+        """SIGUSR1 requests the end of the run, SIGUSR2 memory reports of all processes; writes those of the driver."""
         file = self._folder.path.absolute() / REQUEST_FILE
         folder = Path(self._prepared.config.debug.memory_snapshot_dir).absolute()
-        with touched_by_sigusr2(file), driver_snapshots(file, folder):
+        with stop_requested_by_sigusr1(self._stop), touched_by_sigusr2(file), driver_snapshots(file, folder):
             yield
 
     @asynccontextmanager
@@ -334,6 +333,7 @@ class Run:
                     observer=self._observer,
                     pool=pool,
                     hooks=build_hooks(self._prepared),
+                    stop=self._stop,
                     user_rollout=build_user_rollout(self._prepared, pool),
                     timelines=timelines,
                 )

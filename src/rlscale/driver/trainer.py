@@ -147,7 +147,8 @@ class Trainer:
                     raise with_memory_advice(error, config) from error
                 except KeyboardInterrupt:
                     if run.stop_requested:
-                        end.reason, end.text = EndReason.stopped, "SIGUSR1 ended it after a checkpoint"
+                        saved = "rollout" if config.debug.rollout_only else "checkpoint"
+                        end.reason, end.text = EndReason.stopped, f"SIGUSR1 ended it after a {saved}"
                     raise
             seconds = time.perf_counter() - began
             result = _result(folder, store, before, progress, seconds=seconds, warnings=tuple(observer.warnings))

@@ -136,6 +136,9 @@ class SimulatedEngine:
     async def abort(self, rid: str | None = None) -> None:
         self.aborted |= self.running if rid is None else self.running & {rid}
 
+    async def weight_version(self) -> WeightVersion:
+        return self.version
+
     async def close(self) -> None: ...
 
 
