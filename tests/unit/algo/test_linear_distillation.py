@@ -106,7 +106,8 @@ def test_gradients_equal_finite_differences(kind: str, direction: str) -> None:
             options=options,
         )
 
-    assert torch.autograd.gradcheck(terms, (hidden.requires_grad_(), weight.requires_grad_()))
+    # fast_mode compares random projections of the Jacobian, which sees a wrong entry as well.
+    assert torch.autograd.gradcheck(terms, (hidden.requires_grad_(), weight.requires_grad_()), fast_mode=True)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

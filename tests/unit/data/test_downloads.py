@@ -51,7 +51,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             for file in dataset.files:
                 hub.contents[f"/datasets/{dataset.repository}/resolve/main/{file}"] = ROWS + file.encode()
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield hub
         server.shutdown()
