@@ -21,6 +21,21 @@ def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
         torch.testing.assert_close(product(x), expected, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=0.01)
 
 
+@pytest.mark.parametrize("can_pack", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_added_to_a_tensor_that_stays(dtype: torch.dtype, can_pack: bool) -> None:
+    torch.manual_seed(0)
+    product = PackedLinear(torch.randn(96, 8).to(dtype), None)
+    product._can_pack = can_pack
+    for num_rows in (1, 7, 32):
+        x, out = torch.randn(num_rows, 8).to(dtype), torch.randn(num_rows, 96).to(dtype)
+        before = out.clone()
+        expected = out.double() + F.linear(x.double(), product.weight.double())
+        tolerance = 1e-5 if dtype == torch.float32 else 0.02
+        torch.testing.assert_close(product.add_to(out, x).double(), expected, atol=tolerance, rtol=tolerance)
+        assert torch.equal(out, before)
+
+
 def test_writes_to_the_weight_or_a_view_are_seen() -> None:
     fused = torch.randn(8, 4)
     query, key = torch.split(fused, [6, 2])
@@ -55,3 +70,5 @@ def test_a_row_has_the_same_bits_at_every_index(dtype: torch.dtype, num_rows: in
         product, x = PackedLinear(torch.randn(num_out, num_in).to(dtype), None), torch.randn(num_rows, num_in).to(dtype)
         order = torch.randperm(num_rows)
         assert torch.equal(product(x[order]), product(x)[order])
+        out = torch.randn(num_rows, num_out).to(dtype)
+        assert torch.equal(product.add_to(out[order], x[order]), product.add_to(out, x)[order])

@@ -25,17 +25,13 @@ class LoraFactors:
         # As the weights of the model: in MKL's products the last bits of a row depend on its place on some processors.
         self._a, self._b = PackedLinear(a_RI, None), PackedLinear(b_OR, None)
 
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """B A x. [N, O]"""
-        return self._b(self._a(x_NI))
-
     def shrink(self, x_NI: Tensor) -> Tensor:
         """A x. [N, R]"""
         return self._a(x_NI)
 
-    def expand(self, h_NR: Tensor) -> Tensor:
-        """B h. [N, O]"""
-        return self._b(h_NR)
+    def expand(self, out_NO: Tensor, h_NR: Tensor) -> Tensor:
+        """Adds B h. [N, O]"""
+        return self._b.add_to(out_NO, h_NR)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -92,7 +88,7 @@ class RowAdapters:
                 continue
             # For all rows, also those of other adapters: the last bits of a row depend on the number of rows, which
             # must not depend on other requests.
-            added = out_NO + factors(x_NI) * adapter.scale
+            added = factors.expand(out_NO, factors.shrink(x_NI).mul_(adapter.scale))
             out_NO = added if mask is None else torch.where(mask, added, out_NO)
         return out_NO
 
@@ -156,7 +152,7 @@ class StackedRows(RowAdapters):
     """The same with a stack, in two products."""
 
     def __init__(self, stack: AdapterStack, masks: Mapping[tuple[int, ...], Tensor]) -> None:
-        """`masks`: for each combination of ranks, true in the columns of a row's adapter. [N, R]"""
+        """`masks`: for each combination of ranks, true in the columns of other adapters than the row's. [N, R]"""
         super().__init__(())
         self._stack, self._masks = stack, masks
 
@@ -168,19 +164,16 @@ class StackedRows(RowAdapters):
         position = {adapter: i for i, adapter in enumerate(stack.adapters)}
         # Rows without an adapter are those of none: -1 is no position.
         own_N1 = torch.tensor([-1 if row is None else position[row] for row in rows]).repeat_interleave(repeat)[:, None]
-        return cls(stack, {ranks: (own_N1 == owners_R).to(device) for ranks, owners_R in stack.owners().items()})
+        return cls(stack, {ranks: (own_N1 != owners_R).to(device) for ranks, owners_R in stack.owners().items()})
 
     def add(self, out_NO: Tensor, x_NI: Tensor, layer: str) -> Tensor:
         """Adds scale * B A x of each row's adapter."""
         factors = self._stack.find(layer)
         if factors is None:
             return out_NO
-        h_NR = factors.shrink(x_NI)
+        h_NR = factors.shrink(x_NI).mul_(self._stack.scale)
         # Not a product with the mask: another adapter may overflow in this row.
-        h_NR = torch.where(
-            self._masks[self._stack.ranks(layer)], h_NR, torch.zeros((), dtype=h_NR.dtype, device=h_NR.device)
-        )
-        return out_NO + factors.expand(h_NR) * self._stack.scale
+        return factors.expand(out_NO, h_NR.masked_fill_(self._masks[self._stack.ranks(layer)], 0))
 
 
 class Projection:
