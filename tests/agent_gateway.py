@@ -41,6 +41,22 @@ class FakeSession:
     num_known: int = 0  # messages that are in the tree
 
 
+class StoppableServer(uvicorn.Server):
+    """Ends when it is told to, not at the next tick of 0.1 s."""
+
+    is_running = False
+
+    async def main_loop(self) -> None:
+        self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
+        self.is_running = True
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        """Ends `run`, from another thread."""
+        self.should_exit = self.force_exit = True
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+
 class FakeGateway:
     """See `AgentGateway`. The server runs in a thread until `stop`.
 
@@ -58,18 +74,18 @@ class FakeGateway:
         self._port = reserve_port("127.0.0.1")
         app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
         config = uvicorn.Config(app, host="127.0.0.1", port=self._port, log_level="warning", lifespan="off")
-        self._server = uvicorn.Server(config)
+        self._server = StoppableServer(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def start(self) -> "FakeGateway":
         self._thread.start()
-        while not self._server.started:
-            self._thread.join(0.01)
+        while not self._server.is_running:
+            self._thread.join(0.005)
             assert self._thread.is_alive(), "the server must start"
         return self
 
     def stop(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self._server.stop()
         self._thread.join()
 
     @property
