@@ -93,9 +93,10 @@ def test_a_picture_of_an_environment_is_learned_from(command: Command) -> None:
     assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
 
 
-@pytest.mark.nightly
-def test_the_quickstart_learns_to_count_squares(command: Command) -> None:
-    done = command.run("+experiment=quickstart_vision", small=False, timeout_s=1500)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["tiny_qwen2_5_vl", "tiny_qwen3_vl"])
+def test_the_quickstart_learns_to_count_squares(command: Command, model: str) -> None:
+    done = command.run("+experiment=quickstart_vision", f"model={model}", small=False, timeout_s=1500)
     assert done.code == 0, done.err
     rewards = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
     assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
