@@ -139,11 +139,16 @@ def test_dp_attention_replicates_attention_weights_and_separates_caches() -> Non
     # Qwen3-4B: 8 key heads over 4 ranks, or 4 over each of two pairs; q, k, v and o twice.
     assert separate.bytes_per_token == shared.bytes_per_token == 2 * 36 * 2 * 128 * 2
     attention = 36 * (2560 * (4096 + 2 * 1024) + 4096 * 2560 + 2 * 128)
-    assert separate.weights - shared.weights == pytest.approx(2 * attention / 4)
+    table = 151936 * 2560  # the embedding, which is the output layer
+    assert separate.weights - shared.weights == pytest.approx(2 * (attention + table) / 4)
     latent = ("sglang.dp_size=1", "sglang.enable_dp_attention=false")
     whole, cut = plan(*latent, experiment="deepseek_r1").engine, plan(experiment="deepseek_r1").engine
     assert whole is not None and cut is not None
     assert whole.bytes_per_token == 8 * cut.bytes_per_token == 61 * (512 + 64) * 2
+    # Each of 8 groups divides an output layer, or all 64 GPUs divide one.
+    one_head = plan("sglang.enable_dp_lm_head=false", experiment="deepseek_r1").engine
+    assert one_head is not None
+    assert cut.weights - one_head.weights == pytest.approx(7 * 129280 * 7168 * 2 / 64)
 
 
 def test_the_embedded_engine_has_the_cache_that_it_allocates() -> None:
