@@ -31,6 +31,13 @@ class ForwardCost:
     per_token: int  # linear layers; of experts only those that a token uses
     per_pair: int  # attention of a token to one token, in all layers
     per_logit_row: int  # output layer
+    window: int = 0  # tokens that a token attends to in layers with a sliding window
+    window_share: float = 0.0  # layers with a sliding window, as a fraction of all
+
+    def count_pairs(self, length: float) -> float:
+        """Pairs of tokens in causal attention of a sample, on average over the layers."""
+        # In a layer with a window the tokens behind it miss the pairs of a sample as long as they are.
+        return (length**2 - self.window_share * max(length - self.window, 0) ** 2) / 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +62,8 @@ class Architecture:
     qk_norm: bool = False
     wide_qk_norm: bool = False  # over all heads together
     max_positions: int | None = None
+    window: int = 0  # tokens that a layer with a sliding window attends to
+    num_window_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0  # width inside one expert
@@ -89,6 +98,8 @@ class Architecture:
             qk_norm=bool(fields.get("use_qk_norm", False)),
             wide_qk_norm=find_family(model_type).wide_qk_norm,
             max_positions=fields.get("max_position_embeddings"),
+            window=fields.get("window") or 0,
+            num_window_layers=fields.get("num_window_layers") or 0,
             num_experts=fields.get("num_experts") or 0,
             experts_per_token=fields.get("num_experts_per_tok") or 0,
             expert_size=fields.get("moe_intermediate_size") or 0,
@@ -257,6 +268,8 @@ class Architecture:
             per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters),
             per_pair=2 * self.num_layers * self.num_heads * widths,
             per_logit_row=2 * self.vocab_size * self.hidden_size,
+            window=self.window,
+            window_share=self.num_window_layers / self.num_layers,
         )
 
     def forward_flops(self, *, tokens: float, context: float, logit_rows: float) -> float:

@@ -49,8 +49,8 @@ CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture fields of a `config.json`, by key of the group `model`. Fields that it does not set are absent.
 
-    Two fields are no keys: `dense_layers`, the layers without experts if others come before them, and
-    `gated_shared_size`, the width of a shared expert with a gate.
+    Some fields are no keys: `dense_layers`, the layers without experts if others come before them, `gated_shared_size`,
+    the width of a shared expert with a gate, and `window` and `num_window_layers`, of sliding windows.
 
     Args:
         config_json: its content.
@@ -67,6 +67,7 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
             fields[key] = found
     if "num_experts" in fields and "num_layers" in fields:
         fields |= _dense_layers(values, int(fields["num_layers"]))
+    fields |= _window_layers(values, fields.get("num_layers"))
     if find_family(values.get("model_type")).gated_shared_expert and values.get("shared_expert_intermediate_size"):
         fields["gated_shared_size"] = values["shared_expert_intermediate_size"]
     if "num_experts" in fields and "intermediate_size" in fields:
@@ -88,6 +89,22 @@ def _dense_layers(values: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         return {}
     is_start = dense == list(range(len(dense)))
     return {"first_k_dense_replace": len(dense)} if is_start else {"dense_layers": dense}
+
+
+def _window_layers(values: Mapping[str, Any], num_layers: int | None) -> dict[str, int]:
+    """The fields of sliding windows of a `config.json`; empty where no layer has one."""
+    window, family = values.get("sliding_window"), find_family(values.get("model_type"))
+    if not window or num_layers is None:
+        return {}
+    if values.get("layer_types"):
+        number = list(values["layer_types"]).count("sliding_attention")
+    elif not values.get("use_sliding_window", family.sliding_window):
+        number = 0
+    else:
+        # As in transformers for Qwen2 and Qwen3: the layers from `max_window_layers` on.
+        first = values.get("max_window_layers") or 0 if family.name in ("qwen2", "qwen3") else 0
+        number = max(num_layers - int(first), 0)
+    return {"window": int(window), "num_window_layers": number} if number else {}
 
 
 _TINY: Mapping[str, int | bool] = MappingProxyType(

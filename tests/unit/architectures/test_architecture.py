@@ -116,6 +116,29 @@ def test_dense_layers_between_layers_with_experts_are_counted_apart(tmp_path: Pa
     assert shard_elements(a, 3) == shard_elements(blocks, 3)
 
 
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [
+        ({"model_type": "mistral", "sliding_window": 3}, 4),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "mixtral", "sliding_window": 3}, 4),
+        ({"model_type": "qwen2", "sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}, 3),
+        ({"model_type": "qwen2", "sliding_window": 3, "use_sliding_window": False, "max_window_layers": 1}, 0),
+        ({"model_type": "x", "sliding_window": 3, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}, 3),
+    ],
+)
+def test_layers_with_a_window_attend_to_few_tokens(fields: dict[str, Any], number: int) -> None:
+    cost = Architecture.from_config_json({**COMMON, **fields}).forward_cost
+    assert [cost.count_pairs(length) for length in (2, 3, 9)] == [2, 4.5, (81 - number / 4 * 36) / 2]
+
+
+def test_windows_of_transformers_are_counted(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    for family in ("qwen2", "qwen3"):
+        a = saved_architecture(family, tmp_path, **SMALL[family], **window)
+        assert (a.window, a.num_window_layers) == (8, 3)
+
+
 def test_a_cached_token_is_keys_and_values_of_every_layer(tmp_path: Path) -> None:
     grouped = saved_architecture("qwen3", tmp_path, **SMALL["qwen3"])
     assert grouped.cache_bytes_per_token(dtype_bytes=2) == 2 * 4 * 2 * 24 * 2

@@ -1,7 +1,9 @@
 """Plans compared with hand-computed values and with the parts of the program that they describe."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +304,19 @@ def test_weights_that_are_frozen_have_no_gradients_to_compute(
     again = tokens * (linear + pairs) * reached  # recomputed
     assert found.recompute
     assert seconds_of_training(*overrides) == pytest.approx((forward + backward + again) / (4 * 989e12), rel=1e-3)
+
+
+def test_sliding_windows_shorten_every_bound(tmp_path: Path) -> None:
+    def parts(**fields: object) -> dict[str, float]:
+        content = {"model_type": "mistral", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+        (tmp_path / "config.json").write_text(json.dumps({**content, "vocab_size": 100, **fields}))
+        found = plan("model=hf", f"model.hf_checkpoint={tmp_path}", "rollout=sglang", response_tokens=512)
+        return {part.name: part.seconds for part in found.roofline.parts}
+
+    full, wide, narrow = parts(), parts(sliding_window=1024), parts(sliding_window=64)
+    assert full == wide
+    changed = {name for name, seconds in full.items() if narrow[name] < seconds}
+    assert {"prefill", "decode", "forward and backward"} <= changed
 
 
 def test_the_backward_pass_of_adapters_has_no_gradients_of_the_base() -> None:
