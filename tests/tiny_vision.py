@@ -21,10 +21,10 @@ SMALL = {
 }
 
 
-def write_tiny_vision(build: ModelBuild, cache: Path) -> str:
+def write_tiny_vision(build: ModelBuild, cache: Path, *, seed: int = 0) -> str:
     """The folder of a model of a build, smaller than by default."""
     fields = {**SMALL, "head_dim": 16, "num_key_value_heads": 1} if build == ModelBuild.tiny_qwen3_vl else SMALL
-    return resolve_model(ModelConfig(build=build, cache_dir=str(cache), **fields))
+    return resolve_model(ModelConfig(build=build, init_seed=seed, cache_dir=str(cache), **fields))
 
 
 def draw(width: int, height: int, *, seed: int = 0) -> bytes:

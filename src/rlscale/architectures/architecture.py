@@ -31,6 +31,13 @@ class ForwardCost:
     per_token: int  # linear layers; of experts only those that a token uses
     per_pair: int  # attention of a token to one token, in all layers
     per_logit_row: int  # output layer
+    window: int = 0  # tokens that a token attends to in layers with a sliding window
+    window_share: float = 0.0  # layers with a sliding window, as a fraction of all
+
+    def count_pairs(self, length: float) -> float:
+        """Pairs of tokens in causal attention of a sample, on average over the layers."""
+        # In a layer with a window the tokens behind it miss the pairs of a sample as long as they are.
+        return (length**2 - self.window_share * max(length - self.window, 0) ** 2) / 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +62,14 @@ class Architecture:
     qk_norm: bool = False
     wide_qk_norm: bool = False  # over all heads together
     max_positions: int | None = None
+    window: int = 0  # tokens that a layer with a sliding window attends to
+    num_window_layers: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
     expert_size: int = 0  # width inside one expert
     num_shared_experts: int = 0
-    num_dense_layers: int = 0  # first layers without experts, in a model that has experts
+    gated_shared_size: int = 0  # width of a shared expert with a gate, as in Qwen2-MoE; 0: it has none
+    dense_layers: tuple[int, ...] = ()  # layers without experts, in a model that has experts
     q_rank: int = 0  # of compressed queries; 0: queries are not compressed
     kv_rank: int = 0  # of compressed keys and values; 0: no latent attention
     nope_dim: int = 0
@@ -73,6 +83,7 @@ class Architecture:
         model_type = given.get("model_type")
         fields = {**find_family(model_type).implied, **given}
         heads, hidden = fields["num_attention_heads"], fields["hidden_size"]
+        dense = fields.get("dense_layers", range(fields.get("first_k_dense_replace") or 0))
         return cls(
             num_layers=fields["num_layers"],
             hidden_size=hidden,
@@ -87,11 +98,14 @@ class Architecture:
             qk_norm=bool(fields.get("use_qk_norm", False)),
             wide_qk_norm=find_family(model_type).wide_qk_norm,
             max_positions=fields.get("max_position_embeddings"),
+            window=fields.get("window") or 0,
+            num_window_layers=fields.get("num_window_layers") or 0,
             num_experts=fields.get("num_experts") or 0,
             experts_per_token=fields.get("num_experts_per_tok") or 0,
             expert_size=fields.get("moe_intermediate_size") or 0,
             num_shared_experts=fields.get("num_shared_experts") or 0,
-            num_dense_layers=fields.get("first_k_dense_replace") or 0,
+            gated_shared_size=fields.get("gated_shared_size") or 0,
+            dense_layers=tuple(layer for layer in dense if layer < fields["num_layers"]),
             q_rank=fields.get("q_lora_rank") or 0,
             kv_rank=fields.get("kv_lora_rank") or 0,
             nope_dim=fields.get("qk_nope_head_dim") or 0,
@@ -143,7 +157,17 @@ class Architecture:
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts instead of a dense MLP."""
-        return self.num_experts > 0 and layer >= self.num_dense_layers
+        return self.num_experts > 0 and layer not in self.dense_layers
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.num_layers - len(self.dense_layers) if self.num_experts else 0
+
+    @property
+    def shared_size(self) -> int:
+        """Width of all shared experts of a layer together."""
+        return self.gated_shared_size or self.num_shared_experts * self.expert_size
 
     # -- parameters
 
@@ -176,12 +200,14 @@ class Architecture:
         yield (self.num_experts, hidden)
         # Experts of a layer are one tensor, as in transformers.
         yield from ((self.num_experts, 2 * self.expert_size, hidden), (self.num_experts, hidden, self.expert_size))
-        if self.num_shared_experts:
-            yield from _gated(hidden, self.num_shared_experts * self.expert_size)
+        if self.shared_size:
+            yield from _gated(hidden, self.shared_size)
+        if self.gated_shared_size:
+            yield (1, hidden)
 
     def layer_shapes(self, layer: int) -> tuple[Shape, ...]:
         """Shapes of every weight of a decoder layer."""
-        return _layer_shapes(self, self.num_dense_layers if self.has_experts(layer) else 0)
+        return _layer_shapes(self, next(j for j in self.kinds if self.has_experts(j) == self.has_experts(layer)))
 
     def root_shapes(self) -> tuple[Shape, ...]:
         """Shapes of embedding, final norm, output layer, and of the vision tower without its blocks."""
@@ -196,9 +222,19 @@ class Architecture:
     @property
     def kinds(self) -> Mapping[int, int]:
         """Index of the first layer of each kind (dense, with experts) -> number of layers of that kind."""
-        if not self.num_experts or not self.num_dense_layers:
-            return {0: self.num_layers}
-        return {0: self.num_dense_layers, self.num_dense_layers: self.num_layers - self.num_dense_layers}
+        return _kinds(self)
+
+    def count_kinds(self, start: int, stop: int) -> Mapping[int, int]:
+        """The same of the layers from `start` up to `stop`; the keys are first layers of the whole model."""
+        if not self.is_mixed:
+            return {0: max(stop - start, 0)}
+        with_experts = sum(map(self.has_experts, range(start, stop)))
+        return {j: with_experts if self.has_experts(j) else max(stop - start, 0) - with_experts for j in self.kinds}
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it has layers of both kinds."""
+        return 0 < self.num_expert_layers < self.num_layers
 
     @property
     def root_parameters(self) -> int:
@@ -220,8 +256,7 @@ class Architecture:
     def active_parameters(self) -> int:
         """Parameters that one token uses, including embedding and output layer."""
         idle = self.num_experts - self.experts_per_token
-        num_layers = self.num_layers - self.num_dense_layers if self.num_experts else 0
-        return self.parameters - num_layers * idle * 3 * self.hidden_size * self.expert_size
+        return self.parameters - self.num_expert_layers * idle * 3 * self.hidden_size * self.expert_size
 
     # -- operations and cache
 
@@ -233,6 +268,8 @@ class Architecture:
             per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters),
             per_pair=2 * self.num_layers * self.num_heads * widths,
             per_logit_row=2 * self.vocab_size * self.hidden_size,
+            window=self.window,
+            window_share=self.num_window_layers / self.num_layers,
         )
 
     def forward_flops(self, *, tokens: float, context: float, logit_rows: float) -> float:
@@ -254,6 +291,15 @@ class Architecture:
         # A rank holds at least one key head.
         heads = max(1.0, self.num_kv_heads / ranks)
         return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
+
+
+@cache
+def _kinds(a: Architecture) -> Mapping[int, int]:
+    if not a.is_mixed:
+        return {0: a.num_layers}
+    numbers = {False: len(a.dense_layers), True: a.num_expert_layers}
+    first = {kind: next(j for j in range(a.num_layers) if a.has_experts(j) == kind) for kind in numbers}
+    return {first[kind]: numbers[kind] for kind in sorted(numbers, key=first.__getitem__)}
 
 
 @cache

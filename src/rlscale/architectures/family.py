@@ -43,6 +43,8 @@ class Family:
     """Multi-head latent attention, as in DeepSeek-V3."""
     sigmoid_experts: bool = False
     """Experts are chosen by sigmoid scores with a bias, as in DeepSeek-V3."""
+    gated_shared_expert: bool = False
+    """A shared expert has its own width, `shared_expert_intermediate_size`, and a gate, as in Qwen2-MoE."""
     wide_qk_norm: bool = False
     """Queries and keys are normalised over all heads together, as in MiniMax-M2. False: each head by itself."""
     post_norms: bool = False

@@ -24,7 +24,7 @@ CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "max_position_embeddings": ("max_position_embeddings",),
         "tie_word_embeddings": ("tie_word_embeddings",),
         "rotary_base": ("rope_theta",),
-        "attention_bias": ("attention_bias",),
+        "attention_bias": ("attention_bias", "qkv_bias"),
         "use_qk_norm": ("use_qk_norm",),
         "num_experts": ("num_experts", "n_routed_experts", "num_local_experts"),
         "num_experts_per_tok": ("num_experts_per_tok",),
@@ -49,6 +49,9 @@ CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture fields of a `config.json`, by key of the group `model`. Fields that it does not set are absent.
 
+    Some fields are no keys: `dense_layers`, the layers without experts if others come before them, `gated_shared_size`,
+    the width of a shared expert with a gate, and `window` and `num_window_layers`, of sliding windows.
+
     Args:
         config_json: its content.
     """
@@ -62,13 +65,46 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         found = next((values[name] for name in names if values.get(name) is not None), None)
         if found is not None:
             fields[key] = found
-    if values.get("mlp_layer_types"):
-        # transformers 5 writes the kind of each layer; published files count the dense ones at the start.
-        fields["first_k_dense_replace"] = list(values["mlp_layer_types"]).count("dense")
+    if "num_experts" in fields and "num_layers" in fields:
+        fields |= _dense_layers(values, int(fields["num_layers"]))
+    fields |= _window_layers(values, fields.get("num_layers"))
+    if find_family(values.get("model_type")).gated_shared_expert and values.get("shared_expert_intermediate_size"):
+        fields["gated_shared_size"] = values["shared_expert_intermediate_size"]
     if "num_experts" in fields and "intermediate_size" in fields:
         # Families without dense layers have no other width.
         fields.setdefault("moe_intermediate_size", fields["intermediate_size"])
     return fields
+
+
+def _dense_layers(values: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """The fields of the layers without experts where a `config.json` lists layers; empty where it counts them."""
+    if values.get("mlp_layer_types"):
+        # transformers 5 writes the kind of each layer; published files count the dense ones at the start.
+        dense = [i for i, kind in enumerate(values["mlp_layer_types"]) if kind == "dense"]
+    elif values.get("mlp_only_layers") or values.get("decoder_sparse_step"):
+        # As in transformers: layer i has experts if (i + 1) is a multiple of the step and i is not listed as dense.
+        listed, step = set(values.get("mlp_only_layers") or ()), int(values.get("decoder_sparse_step") or 1)
+        dense = [i for i in range(num_layers) if i in listed or (i + 1) % step]
+    else:
+        return {}
+    is_start = dense == list(range(len(dense)))
+    return {"first_k_dense_replace": len(dense)} if is_start else {"dense_layers": dense}
+
+
+def _window_layers(values: Mapping[str, Any], num_layers: int | None) -> dict[str, int]:
+    """The fields of sliding windows of a `config.json`; empty where no layer has one."""
+    window, family = values.get("sliding_window"), find_family(values.get("model_type"))
+    if not window or num_layers is None:
+        return {}
+    if values.get("layer_types"):
+        number = list(values["layer_types"]).count("sliding_attention")
+    elif not values.get("use_sliding_window", family.sliding_window):
+        number = 0
+    else:
+        # As in transformers for Qwen2 and Qwen3: the layers from `max_window_layers` on.
+        first = values.get("max_window_layers") or 0 if family.name in ("qwen2", "qwen3") else 0
+        number = max(num_layers - int(first), 0)
+    return {"window": int(window), "num_window_layers": number} if number else {}
 
 
 _TINY: Mapping[str, int | bool] = MappingProxyType(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family, load_families, names_with
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
@@ -79,7 +80,7 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         found |= sigmoid_fields(config_json)
     elif fields.get("num_experts"):
         found |= {
-            "moe_layer_freq": _expert_layers(config_json, int(fields["num_layers"])),
+            "moe_layer_freq": _expert_layers(config_json),
             # A softmax over the chosen experts equals one over all experts that is normalised over the chosen ones.
             "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
             "moe_router_score_function": "softmax",
@@ -243,9 +244,7 @@ def _rope_parameters(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
     return rope
 
 
-def _expert_layers(config_json: Mapping[str, Any], num_layers: int) -> int | list[int]:
+def _expert_layers(config_json: Mapping[str, Any]) -> int | list[int]:
     """1 if every layer has experts; else 1 or 0 for each layer."""
-    dense, step = set(config_json.get("mlp_only_layers") or ()), int(config_json.get("decoder_sparse_step", 1))
-    # As in transformers: layer i has experts if (i + 1) is a multiple of the step and i is not listed as dense.
-    found = [int(i not in dense and (i + 1) % step == 0) for i in range(num_layers)]
-    return 1 if all(found) else found
+    a = Architecture.from_config_json(config_json)
+    return [int(a.has_experts(layer)) for layer in range(a.num_layers)] if a.is_mixed else 1

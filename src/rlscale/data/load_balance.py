@@ -18,7 +18,8 @@ from rlscale.types import Int64
 def sample_work(lengths_S: Int64, logit_rows_S: Int64, cost: ForwardCost) -> Int64:
     """FLOPs of each sample, in units of the attention of two tokens, so that sums over a batch fit into 64 bits. [S]
 
-    Causal attention of a sample of L tokens has L^2 / 2 pairs. A backward pass costs a multiple of the forward pass.
+    Causal attention of a sample of L tokens has L^2 / 2 pairs, fewer with sliding windows. A backward pass costs a
+    multiple of the forward pass.
 
     Args:
         lengths_S: tokens of each sample.
@@ -26,7 +27,8 @@ def sample_work(lengths_S: Int64, logit_rows_S: Int64, cost: ForwardCost) -> Int
         cost: of the model, whose ratio of attention to other operations decides.
     """
     per_token, per_logit_row = (round(2 * each / cost.per_pair) for each in (cost.per_token, cost.per_logit_row))
-    return lengths_S * (per_token + lengths_S) + logit_rows_S * per_logit_row
+    missed_S = np.square(np.maximum(lengths_S - cost.window, 0).astype(np.float64)) * cost.window_share
+    return lengths_S * (per_token + lengths_S) - missed_S.astype(np.int64) + logit_rows_S * per_logit_row
 
 
 def assign_to_ranks(lengths: Sequence[int], work: Sequence[int], *, num_ranks: int) -> list[list[int]]:

@@ -153,8 +153,9 @@ def _measure_step(
         synchronize(device)
     except torch.OutOfMemoryError:
         return None
+    pairs = architecture.forward_cost.count_pairs(shape.sample_len)
     forward = architecture.forward_flops(
-        tokens=tokens, context=shape.sample_len / 2, logit_rows=float(batch.loss_mask.sum())
+        tokens=tokens, context=pairs / shape.sample_len, logit_rows=float(batch.loss_mask.sum())
     )
     return time.perf_counter() - began, 3 * forward
 

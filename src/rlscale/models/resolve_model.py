@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlscale.architectures.family import find_family, load_families
-from rlscale.architectures.hf_config import hf_fields, read_hf_fields
+from rlscale.architectures.hf_config import CONFIG_NAMES, hf_fields, read_hf_fields
 from rlscale.config import ModelConfig
 from rlscale.errors import ConfigError, Problem
 from rlscale.models.model_path import WEIGHT_FILES, looks_like_path
@@ -130,9 +130,9 @@ def _causal_class(model_type: object) -> str | None:
 
 def _field_problems(checkpoint: str, fields: Mapping[str, Any], config: ModelConfig) -> list[Problem]:
     problems = []
-    for key, found in fields.items():
-        expected = getattr(config, key)
-        if expected is not None and expected != found:
+    for key in CONFIG_NAMES:
+        expected, found = getattr(config, key), fields.get(key)
+        if expected is not None and found is not None and expected != found:
             fix = "leave it unset, or choose another checkpoint"
             rule = f"be {found}, as in config.json of {checkpoint!r}"
             problems.append(Problem(path=f"model.{key}", rule=rule, value=str(expected), fix=fix))

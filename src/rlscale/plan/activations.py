@@ -107,7 +107,7 @@ def mlp_bytes(a: Architecture, layer: int, b: int) -> float:
         return 4 * b * a.intermediate_size
     k = a.experts_per_token
     routed = k * b * (4 * a.expert_size + 2 * a.hidden_size)  # including gathered input and output of each expert
-    shared = 4 * b * a.num_shared_experts * a.expert_size
+    shared = 4 * b * a.shared_size
     return routed + shared + FLOAT32 * a.num_experts + 36 * k  # router, and indices that sort tokens by expert
 
 

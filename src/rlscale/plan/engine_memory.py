@@ -123,14 +123,15 @@ def _sglang(config: RunConfig, a: Architecture, format_: WeightFormat, hardware:
     """SGLang fills its fraction of the memory: weights, and a cache in the remaining part.
 
     With data-parallel attention (`sglang.attn_dp_size`) the GPUs of an engine are so many groups. Each group holds all
-    weights of attention, and a cache for its samples.
+    weights of attention and the embedding, and a cache for its samples.
     """
     gpus, arguments = config.cluster.rollout_num_gpus_per_engine, config.sglang.server_args
     stages = int(arguments.get("pp_size") or 1)
     groups = attention_groups(config)
     device = "cpu" if config.cluster.device == Device.cpu else "cuda"
     fraction = config.sglang.mem_fraction_static or SGLANG_FRACTION[device]
-    weights = (format_.model_bytes(a) + (groups - 1) * format_.attention_bytes(a)) / gpus
+    own = format_.group_bytes(a, has_head=bool(arguments.get("enable_dp_lm_head")))
+    weights = (format_.model_bytes(a) + (groups - 1) * own) / gpus
     # Without another dtype the cache has that of the trainer's computation.
     element = CACHE_BYTES.get(str(arguments.get("kv_cache_dtype")), format_.dtype_bytes)
     cached = element * a.cache_bytes_per_token(dtype_bytes=1, ranks=gpus // stages // groups)

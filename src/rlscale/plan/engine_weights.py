@@ -21,9 +21,15 @@ class WeightFormat:
             self._layer_bytes(a, layer) * number for layer, number in a.kinds.items()
         )
 
-    def attention_bytes(self, a: Architecture) -> int:
-        """Bytes of attention in all layers."""
-        return a.num_layers * sum(self._bytes(shape) for shape in a.attention_shapes())
+    def group_bytes(self, a: Architecture, *, has_head: bool) -> int:
+        """Bytes that each group of data-parallel attention divides among its own GPUs: attention and the embedding.
+
+        Args:
+            has_head: a group divides the output layer, too (`enable_dp_lm_head`), instead of all GPUs.
+        """
+        tables = 2 if has_head and not a.tied else 1
+        attention = a.num_layers * sum(self._bytes(shape) for shape in a.attention_shapes())
+        return attention + tables * self.dtype_bytes * a.vocab_size * a.hidden_size
 
     def dense_bytes(self, a: Architecture) -> int:
         """Bytes of the quantised layers in the dtype."""

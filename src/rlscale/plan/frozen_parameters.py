@@ -168,9 +168,11 @@ def _layer(a: Architecture, layer: int) -> Iterator[tuple[str, Shape]]:
     attention = [f"self_attn.{name}" for name in _attention_names(a)]
     mlp = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     if a.has_experts(layer):
-        shared = [f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")]
+        module = "shared_expert" if a.gated_shared_size else "shared_experts"
+        shared = [f"mlp.{module}.{name}_proj.weight" for name in ("gate", "up", "down")]
         mlp = ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-        mlp += shared if a.num_shared_experts else []
+        mlp += shared if a.shared_size else []
+        mlp += ["mlp.shared_expert_gate.weight"] if a.gated_shared_size else []
     norms = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
     names = [*attention, *mlp, *(f"{name}.weight" for name in norms[: a.num_norms])]
     for name, shape in zip(names, a.layer_shapes(layer), strict=True):

@@ -155,7 +155,8 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
         yield "logits", {**common, "logits": head_forward_bytes(a, micro)}
         yield "gradient of logits", {**common, "logits": head_backward_bytes(a, micro)}
     # Between layers of one kind memory changes linearly, so the maximum is at the first or last layer of a kind.
-    ends = {layer for start in a.kinds for layer in (start - 2, start - 1, start, start + 1)}
+    starts = [j for j in range(a.num_layers) if j == 0 or a.has_experts(j) != a.has_experts(j - 1)]
+    ends = {layer for start in starts for layer in (start - 2, start - 1, start, start + 1)}
     ends |= {a.num_layers - 2, a.num_layers - 1, work.frozen.first_layer}
     backward = [layer for layer in sorted(ends) if work.frozen.first_layer <= layer < a.num_layers]
     if backward:
@@ -183,9 +184,8 @@ def _alive(a: Architecture, work: TrainerWork, stop: int) -> float:
     first = work.frozen.first_layer
     if work.recompute:
         return max(stop - first, 0) * layer_input_bytes(a, work.largest)
-    # Layers of each kind below `stop`; a kind starts at layer `start`.
-    counts = {start: max(min(stop, start + number) - max(first, start), 0) for start, number in a.kinds.items()}
-    return sum(layer_saved_bytes(a, start, work.largest) * number for start, number in counts.items())
+    counts = a.count_kinds(first, stop)
+    return sum(layer_saved_bytes(a, layer, work.largest) * number for layer, number in counts.items())
 
 
 def _tower_alive(a: Architecture, work: TrainerWork) -> float:
@@ -216,7 +216,7 @@ def _layer_moment(a: Architecture, work: TrainerWork, layer: int) -> dict[str, f
     # While the activations of the MLP are alive, only its last matrix has a gradient.
     gradients = b * count_elements(tuple(a.mlp_shapes(layer))) / 3
     if work.num_microbatches == 1 and above < a.num_layers:
-        counts = {start: number - min(max(above - start, 0), number) for start, number in a.kinds.items()}
+        counts = a.count_kinds(above, a.num_layers)
         gradients += FLOAT32 * sum(sharded_elements(a.layer_shapes(j), work.num_ranks) * n for j, n in counts.items())
         gradients += FLOAT32 * a.layer_parameters(above)  # in its reduce-scatter
     gradients = gradients * _trained_share(a, work, Scope.layers) + _accumulated(a, work)

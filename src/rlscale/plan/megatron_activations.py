@@ -116,5 +116,5 @@ def _expert_bytes(a: Architecture, work: MicrobatchSpec, parallel: ParallelSizes
     """Inputs of a token's experts before and after sorting, their MLPs, and the weighted products."""
     b, k = work.dtype_bytes, a.experts_per_token
     routed = k * b * (2 * a.hidden_size + 6 * a.expert_size) + FLOAT32 * a.num_experts + 36 * k
-    shared = 5 * b * a.num_shared_experts * a.expert_size / parallel.tensor
+    shared = 5 * b * a.shared_size / parallel.tensor
     return routed / parallel.sequence + shared

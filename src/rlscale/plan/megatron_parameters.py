@@ -32,7 +32,7 @@ def rank_parameters(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) ->
     layers = math.ceil(a.num_layers / parallel.pipeline)
     expert = 3 * a.hidden_size * a.expert_size * a.num_experts
     whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
-    num_with_experts = min(layers, a.num_layers - a.num_dense_layers) if a.num_experts else 0
+    num_with_experts = min(layers, a.num_expert_layers)
     if parallel.pipeline == 1:
         dense = a.root_parameters + sum(whole[j] * number for j, number in a.kinds.items())
     else:

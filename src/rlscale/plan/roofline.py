@@ -107,12 +107,14 @@ def _generation(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     assert engine is not None, "a run that generates needs engines"
     gpus = setting.layout.num_engines * engine.gpus
     # Prefill: a prompt is computed once for all of its samples.
-    reading = setting.batches.prompts * a.forward_flops(tokens=lengths.prompt, context=lengths.prompt / 2, logit_rows=1)
+    cost = a.forward_cost
+    mean = cost.count_pairs(lengths.prompt) / max(1, lengths.prompt)
+    reading = setting.batches.prompts * a.forward_flops(tokens=lengths.prompt, context=mean, logit_rows=1)
     num_running = max_running(config, engine, lengths, samples=setting.batches.samples, layout=setting.layout)
     # Samples beyond that wait for the next wave.
     waves = math.ceil(setting.batches.samples / setting.layout.num_engines / num_running)
-    # Half of the response is in the cache on average.
-    context = lengths.prompt + lengths.response / 2
+    # Half of the response is in the cache on average; a sliding window reads the end of it.
+    context = (cost.count_pairs(lengths.sample) - cost.count_pairs(lengths.prompt)) / max(1, lengths.response)
     compute = num_running * a.forward_flops(tokens=1, context=context, logit_rows=1) / (engine.gpus * setting.flops)
     # The embedded engine dequantises its weights and reads those.
     is_dense = engine.kind == EngineKind.embedded
@@ -151,16 +153,18 @@ def weight_fraction(a: Architecture, tokens: int) -> float:
 def _training(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     lengths, batches, a = setting.lengths, setting.batches, setting.a
     rows = batches.trainable_tokens
-    forward = a.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
+    mean = a.forward_cost.count_pairs(lengths.sample) / lengths.sample
+    forward = a.forward_flops(tokens=batches.tokens, context=mean, logit_rows=rows)
     traffic = _traffic(config, setting)
     parts = []
     if needs_old_logprobs(config):
         parts.append(_overlapped("old logprobs", forward, moved=traffic.scoring, setting=setting))
     if setting.reference is not None:
-        scored = setting.reference.forward_flops(tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
+        mean_of_reference = setting.reference.forward_cost.count_pairs(lengths.sample) / lengths.sample
+        scored = setting.reference.forward_flops(tokens=batches.tokens, context=mean_of_reference, logit_rows=rows)
         parts.append(_overlapped("reference logprobs", scored, moved=traffic.scoring, setting=setting))
     assert setting.trained is not None, "there is a trainer"
-    mtp = setting.trained.mtp.step_flops(a, tokens=batches.tokens, context=lengths.sample / 2, logit_rows=rows)
+    mtp = setting.trained.mtp.step_flops(a, tokens=batches.tokens, context=mean, logit_rows=rows)
     trained = (forward + _backward_flops(config, setting) + mtp) * config.algo.ppo_epochs
     parts.append(_overlapped("forward and backward", trained, moved=traffic.training, setting=setting))
     touched = batches.steps * ADAM_TRAFFIC * setting.trained.trained / setting.layout.num_trainers
@@ -179,7 +183,7 @@ def _backward_flops(config: RunConfig, setting: RooflineInputs) -> float:
     fixed = [each for each in frozen.of_parts(ModelPart.decoder) if each.layer is not None]
     used = a.experts_per_token / max(1, a.num_experts)
     trained = cost.per_token - 2 * sum(each.elements * (used if each.is_expert else 1) for each in fixed)
-    attention = cost.per_pair * setting.lengths.sample / 2
+    attention = cost.per_pair * cost.count_pairs(setting.lengths.sample) / setting.lengths.sample
     layers = cost.per_token * reached + (0 if adapters.rank else trained) + 2 * attention * reached
     if setting.recompute:
         layers += (cost.per_token + attention) * reached
@@ -223,8 +227,7 @@ def _trained_elements(config: RunConfig, a: Architecture) -> tuple[int, int]:
     adapters = AdapterSpec.from_config(config.train)
     if adapters.rank:
         return adapters.elements(a), 0
-    num_layers = a.num_layers - a.num_dense_layers if a.num_experts else 0
-    experts = 3 * a.hidden_size * a.expert_size * a.num_experts * num_layers
+    experts = 3 * a.hidden_size * a.expert_size * a.num_experts * a.num_expert_layers
     frozen = find_frozen(a, config.train).of_parts()
     fixed = sum(each.elements for each in frozen if each.is_expert)
     return a.parameters - experts - sum(each.elements for each in frozen if not each.is_expert), experts - fixed

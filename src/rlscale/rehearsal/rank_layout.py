@@ -135,7 +135,7 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
     hidden, kind = a.hidden_size, name.split(".")[-2]
     width = a.expert_size if ".experts." in name else a.intermediate_size
     if ".shared_experts." in name:
-        width = a.num_shared_experts * a.expert_size
+        width = a.shared_size
     rows, columns = {
         "embed_tokens": (a.vocab_size, hidden),
         "lm_head": (a.vocab_size, hidden),

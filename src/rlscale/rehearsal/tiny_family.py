@@ -130,7 +130,7 @@ def tiny_config_json(
 def _count_layers(fields: Mapping[str, Any], pipeline: int, stages: StageShape) -> int:
     layers = stages.count_layers(pipeline)
     # A model with dense and expert layers keeps one of each kind.
-    needs = 2 if fields.get("num_experts") and fields.get("first_k_dense_replace") else 1
+    needs = 2 if fields.get("num_experts") and _has_dense_layers(fields) else 1
     assert layers >= needs, "a tiny model has at least two layers"
     return layers
 
@@ -161,6 +161,8 @@ def _expert_fields(fields: Mapping[str, Any], family: str, sizes: LayoutSizes) -
         found["norm_topk_prob"] = bool(fields["norm_topk_prob"])
     if fields.get("num_shared_experts") is not None and family not in ("qwen3_moe", "mixtral"):
         found["n_shared_experts"] = min(int(fields["num_shared_experts"]), 1)
+    if family == "qwen3_moe" and _has_dense_layers(fields):
+        found["mlp_only_layers"] = [0]
     if fields.get("first_k_dense_replace") is not None and family != "qwen3_moe":
         found["first_k_dense_replace"] = min(int(fields["first_k_dense_replace"]), 1)
     if fields.get("n_group") is not None:
@@ -169,6 +171,11 @@ def _expert_fields(fields: Mapping[str, Any], family: str, sizes: LayoutSizes) -
     if fields.get("routed_scaling_factor") is not None:
         found["routed_scaling_factor"] = float(fields["routed_scaling_factor"])
     return found
+
+
+def _has_dense_layers(fields: Mapping[str, Any]) -> bool:
+    """Whether a model with experts has layers without them."""
+    return bool(fields.get("first_k_dense_replace") or fields.get("dense_layers"))
 
 
 def _multiple(least: int, of: int) -> int:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlscale.errors import DataError
+from rlscale.training.save_errors import failing_together
 from rlscale.training.spec import CriticSpec
 
 CRITIC_FOLDER = "critic"
@@ -101,21 +102,21 @@ def critic_checkpoint(critic: CriticSpec, folder: Path) -> Iterator[Path]:
     be interrupted, stays.
     """
     own = critic_folder(critic, folder)
-    if dist.get_rank() == 0:
-        if own.exists():  # left by an interrupted save
-            shutil.rmtree(own)
-        own.mkdir(parents=True)
     # The others write into the folder only after rank 0 has emptied it.
-    dist.barrier()
+    with failing_together(own):
+        if dist.get_rank() == 0:
+            if own.exists():  # left by an interrupted save
+                shutil.rmtree(own)
+            own.mkdir(parents=True)
     yield own
     if critic.save is None:
         return
-    if dist.get_rank() == 0:
-        # Names have a fixed width, so they sort by rollout.
-        others = sorted(path for path in own.parent.glob("rollout_*") if path.name < own.name)
-        for old in others[: max(len(others) - critic.keep_last, 0)]:
-            shutil.rmtree(old)
-    dist.barrier()
+    with failing_together(own, task="delete checkpoints older than"):
+        if dist.get_rank() == 0:
+            # Names have a fixed width, so they sort by rollout.
+            others = sorted(path for path in own.parent.glob("rollout_*") if path.name < own.name)
+            for old in others[: max(len(others) - critic.keep_last, 0)]:
+                shutil.rmtree(old)
 
 
 def has_saved_critic(critic: CriticSpec, folder: Path) -> bool:

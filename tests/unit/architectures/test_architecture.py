@@ -10,12 +10,20 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.hf_config import hf_fields, read_hf_fields
 from rlscale.config import ModelBuild, ModelConfig, load_config
 from rlscale.errors import ConfigError
+from rlscale.plan.frozen_parameters import list_parameters
+from rlscale.plan.fsdp_memory import shard_elements
 from rlscale.plan.model_size import list_architectures, policy_architecture
 
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "head_dim": 16},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
     "llama": {"num_key_value_heads": 4},
     "glm4": {"num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
     "glm4_moe": {
@@ -63,12 +71,22 @@ def saved_architecture(model_type: str, folder: Path, **fields: Any) -> Architec
     return policy_architecture(ModelConfig(hf_checkpoint=str(folder)))
 
 
-@pytest.mark.parametrize("model_type", SMALL)
-def test_every_family_has_the_parameters_of_transformers(model_type: str, tmp_path: Path) -> None:
+MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"mlp_only_layers": [0]}),
+    ("qwen3_moe", {"mlp_only_layers": [1, 3]}),
+    ("qwen3_moe", {"decoder_sparse_step": 2}),
+    ("qwen3_moe", {"decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+    ("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3]}),
+    ("qwen2_moe", {"mlp_only_layers": [2], "qkv_bias": False}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "more"), [*((name, {}) for name in SMALL), *MIXED])
+def test_every_family_has_the_parameters_of_transformers(model_type: str, more: dict[str, Any], tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    a = saved_architecture(model_type, tmp_path, **SMALL[model_type])
+    a = saved_architecture(model_type, tmp_path, **SMALL[model_type], **more)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     assert a.parameters == sum(p.numel() for p in model.parameters())
@@ -77,6 +95,9 @@ def test_every_family_has_the_parameters_of_transformers(model_type: str, tmp_pa
         if ".layers." in name:
             layers[int(name.split(".layers.")[1].split(".")[0])] += parameter.numel()
     assert [a.layer_parameters(layer) for layer in layers] == list(layers.values())
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if model_type in ("qwen2_moe", "qwen3_moe"):
+        assert {each.name: each.shape for each in list_parameters(a)} == shapes
 
 
 def test_active_parameters_exclude_idle_experts(tmp_path: Path) -> None:
@@ -84,6 +105,38 @@ def test_active_parameters_exclude_idle_experts(tmp_path: Path) -> None:
     assert a.parameters - a.active_parameters == 2 * 6 * 3 * 64 * 20  # layers, idle experts, matrices
     dense = saved_architecture("llama", tmp_path)
     assert dense.active_parameters == dense.parameters
+
+
+def test_dense_layers_between_layers_with_experts_are_counted_apart(tmp_path: Path) -> None:
+    a = saved_architecture("qwen3_moe", tmp_path, **SMALL["qwen3_moe"], mlp_only_layers=[1, 3])
+    assert a.kinds == {0: 2, 1: 2} and a.count_kinds(1, 4) == {0: 1, 1: 2} and a.num_expert_layers == 2
+    assert a.parameters - a.active_parameters == 2 * 4 * 3 * 64 * 20  # layers, idle experts, matrices
+    # Both kinds in two blocks instead of in turns: the same shards.
+    blocks = saved_architecture("qwen3_moe", tmp_path, **SMALL["qwen3_moe"], mlp_only_layers=[2, 3])
+    assert shard_elements(a, 3) == shard_elements(blocks, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "number"),
+    [
+        ({"model_type": "mistral", "sliding_window": 3}, 4),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "mixtral", "sliding_window": 3}, 4),
+        ({"model_type": "qwen2", "sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}, 3),
+        ({"model_type": "qwen2", "sliding_window": 3, "use_sliding_window": False, "max_window_layers": 1}, 0),
+        ({"model_type": "x", "sliding_window": 3, "layer_types": [*["sliding_attention"] * 3, "full_attention"]}, 3),
+    ],
+)
+def test_layers_with_a_window_attend_to_few_tokens(fields: dict[str, Any], number: int) -> None:
+    cost = Architecture.from_config_json({**COMMON, **fields}).forward_cost
+    assert [cost.count_pairs(length) for length in (2, 3, 9)] == [2, 4.5, (81 - number / 4 * 36) / 2]
+
+
+def test_windows_of_transformers_are_counted(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    for family in ("qwen2", "qwen3"):
+        a = saved_architecture(family, tmp_path, **SMALL[family], **window)
+        assert (a.window, a.num_window_layers) == (8, 3)
 
 
 def test_a_cached_token_is_keys_and_values_of_every_layer(tmp_path: Path) -> None:
@@ -206,5 +259,5 @@ def test_a_tiny_model_has_the_planned_parameters(build: ModelBuild, tmp_path: Pa
 def test_fields_of_a_config_json_have_the_keys_of_the_group(tmp_path: Path) -> None:
     a = saved_architecture("glm4_moe", tmp_path, **SMALL["glm4_moe"])
     fields = hf_fields(json.loads((tmp_path / "config.json").read_text()))
-    assert (a.num_experts, a.num_shared_experts, a.num_dense_layers) == (6, 1, 1)
+    assert (a.num_experts, a.num_shared_experts, a.dense_layers) == (6, 1, (0,))
     assert fields["first_k_dense_replace"] == 1

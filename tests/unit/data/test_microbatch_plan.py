@@ -129,12 +129,14 @@ def test_work_by_hand() -> None:
     assert sample_work(lengths_S, rows_S, cost).tolist() == [10 * (57 + 10) + 4 * 3, 100 * (57 + 100)]
 
 
-def test_work_is_the_forward_pass_of_the_plan() -> None:
+@pytest.mark.parametrize("num_windows", [0, 30])
+def test_work_is_the_forward_pass_of_the_plan(num_windows: int) -> None:
     """Up to a factor, and to the rounding of the ratio between linear layers and attention."""
-    a = QWEN3_4B
+    a = replace(QWEN3_4B, window=1024, num_window_layers=num_windows)
     lengths_S = np.asarray([100, 4000, 100_000], np.int64)
     work_S = sample_work(lengths_S, lengths_S // 2, a.forward_cost)
-    flops = [a.forward_flops(tokens=n, context=n / 2, logit_rows=n // 2) for n in lengths_S.tolist()]
+    pairs = a.forward_cost.count_pairs
+    flops = [a.forward_flops(tokens=n, context=pairs(n) / n, logit_rows=n // 2) for n in lengths_S.tolist()]
     assert (work_S * a.forward_cost.per_pair / 2).tolist() == pytest.approx(flops, rel=1e-4)
 
 

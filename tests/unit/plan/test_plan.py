@@ -1,7 +1,9 @@
 """Plans compared with hand-computed values and with the parts of the program that they describe."""
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,11 +141,16 @@ def test_dp_attention_replicates_attention_weights_and_separates_caches() -> Non
     # Qwen3-4B: 8 key heads over 4 ranks, or 4 over each of two pairs; q, k, v and o twice.
     assert separate.bytes_per_token == shared.bytes_per_token == 2 * 36 * 2 * 128 * 2
     attention = 36 * (2560 * (4096 + 2 * 1024) + 4096 * 2560 + 2 * 128)
-    assert separate.weights - shared.weights == pytest.approx(2 * attention / 4)
+    table = 151936 * 2560  # the embedding, which is the output layer
+    assert separate.weights - shared.weights == pytest.approx(2 * (attention + table) / 4)
     latent = ("sglang.dp_size=1", "sglang.enable_dp_attention=false")
     whole, cut = plan(*latent, experiment="deepseek_r1").engine, plan(experiment="deepseek_r1").engine
     assert whole is not None and cut is not None
     assert whole.bytes_per_token == 8 * cut.bytes_per_token == 61 * (512 + 64) * 2
+    # Each of 8 groups divides an output layer, or all 64 GPUs divide one.
+    one_head = plan("sglang.enable_dp_lm_head=false", experiment="deepseek_r1").engine
+    assert one_head is not None
+    assert cut.weights - one_head.weights == pytest.approx(7 * 129280 * 7168 * 2 / 64)
 
 
 def test_the_embedded_engine_has_the_cache_that_it_allocates() -> None:
@@ -297,6 +304,19 @@ def test_weights_that_are_frozen_have_no_gradients_to_compute(
     again = tokens * (linear + pairs) * reached  # recomputed
     assert found.recompute
     assert seconds_of_training(*overrides) == pytest.approx((forward + backward + again) / (4 * 989e12), rel=1e-3)
+
+
+def test_sliding_windows_shorten_every_bound(tmp_path: Path) -> None:
+    def parts(**fields: object) -> dict[str, float]:
+        content = {"model_type": "mistral", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+        (tmp_path / "config.json").write_text(json.dumps({**content, "vocab_size": 100, **fields}))
+        found = plan("model=hf", f"model.hf_checkpoint={tmp_path}", "rollout=sglang", response_tokens=512)
+        return {part.name: part.seconds for part in found.roofline.parts}
+
+    full, wide, narrow = parts(), parts(sliding_window=1024), parts(sliding_window=64)
+    assert full == wide
+    changed = {name for name, seconds in full.items() if narrow[name] < seconds}
+    assert {"prefill", "decode", "forward and backward"} <= changed
 
 
 def test_the_backward_pass_of_adapters_has_no_gradients_of_the_base() -> None:

@@ -29,7 +29,7 @@ def test_the_structure_is_kept_and_the_ranks_divide_it(option: str, sizes: Layou
     big, tiny = Architecture.from_fields(fields), Architecture.from_config_json(config_json)
     assert {name: getattr(tiny, name) for name in KEPT} == {name: getattr(big, name) for name in KEPT}
     assert (tiny.num_experts > 0, tiny.num_shared_experts > 0) == (big.num_experts > 0, big.num_shared_experts > 0)
-    assert (tiny.num_dense_layers > 0) == (big.num_dense_layers > 0) and (tiny.q_rank > 0) == (big.q_rank > 0)
+    assert tiny.is_mixed == big.is_mixed and (tiny.q_rank > 0) == (big.q_rank > 0)
     assert (tiny.group_size > 1) == (big.group_size > 1 and not big.is_latent)
     assert tiny.parameters < 4e6
     # What rules/parallel.py requires of a real model.
@@ -39,8 +39,8 @@ def test_the_structure_is_kept_and_the_ranks_divide_it(option: str, sizes: Layou
     assert tiny.intermediate_size % sizes.tensor == 0
     assert tiny.num_experts % sizes.expert == 0 and tiny.expert_size % sizes.expert_tensor == 0
     assert tiny.experts_per_token <= max(tiny.num_experts, 0)
-    if big.num_experts and big.num_dense_layers:
-        assert 0 < tiny.num_dense_layers < tiny.num_layers
+    if big.num_experts and big.dense_layers:
+        assert tiny.is_mixed
 
 
 @pytest.mark.parametrize("option", MEGATRON_OPTIONS)

@@ -31,3 +31,10 @@ def test_the_first_rank_that_fails_is_named_with_its_cause(cause: Exception, exp
 def test_other_errors_pass() -> None:
     with pytest.raises(KeyError), named_cause(Path("/runs/a")):
         raise KeyError("weight")
+
+
+def test_a_rank_that_cannot_read_is_named() -> None:
+    failures = {1: (OSError(errno.EIO, "Input/output error"), None)}
+    with pytest.raises(WorkerError) as found, named_cause(Path("/runs/a"), task="read its part of"):
+        raise CheckpointException("load", failures)  # type: ignore[arg-type]  # tracebacks are optional
+    assert str(found.value) == "rank 1: could not read its part of /runs/a: OSError: [Errno 5] Input/output error"

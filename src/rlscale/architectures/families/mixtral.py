@@ -2,4 +2,4 @@
 
 from rlscale.architectures.family import Family
 
-FAMILY = Family(name="mixtral", chunked_logits=True)
+FAMILY = Family(name="mixtral", sliding_window=True, chunked_logits=True)

@@ -2,4 +2,9 @@
 
 from rlscale.architectures.family import Family
 
-FAMILY = Family(name="qwen2_moe", chunked_logits=True)
+FAMILY = Family(
+    name="qwen2_moe",
+    implied={"attention_bias": True},  # unless `qkv_bias` is false
+    gated_shared_expert=True,
+    chunked_logits=True,
+)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import local_model_folder, read_config_json, read_hf_fields
+from rlscale.architectures.vision import VisionLayout
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
 from rlscale.config import (
@@ -18,6 +21,7 @@ from rlscale.config import (
     TrainBackendName,
     compares_policies,
     uses_critic,
+    uses_reference,
     uses_teacher,
 )
 from rlscale.config.rules.model import architecture_field
@@ -86,7 +90,37 @@ def check_roles(config: RunConfig) -> list[Problem]:
         problems += _check_source("model.teacher_load", ModelConfig(), model.teacher_load, backend=backend)
     if uses_critic(config.algo) and config.critic.load not in checked:
         problems += _check_source("critic.load", model, config.critic.load, backend=backend)
-    return problems
+    return [*problems, *_check_images(config)]
+
+
+def _check_images(config: RunConfig) -> list[Problem]:
+    """Problems of models that get the images of the policy, prepared for it, and read no or other ones."""
+    model = config.model
+    roles = {
+        "model.ref_load": model.ref_load if uses_reference(config.algo) else None,
+        "model.teacher_load": model.teacher_load if uses_teacher(config.algo) else None,
+        "critic.load": config.critic.load if uses_critic(config.algo) else None,
+    }
+    # A checkpoint of a trainer has no config.json: it is loaded into the policy's architecture.
+    found = {key: _image_format(read) for key, path in roles.items() if (read := read_config_json(path))}
+    if config.data.multimodal_keys is None or not found:
+        return []
+    policy = resolve_model(model) if model.build is not None else model.hf_checkpoint
+    family, layout = _image_format(read_config_json(policy))
+    rule = f"name a {family} model with the policy's patches and tokens"
+    fix = "choose one that reads the same images, or remove data.multimodal_keys"
+    return [
+        Problem(path=key, rule=rule, value=str(roles[key]), fix=fix)
+        for key, own in found.items()
+        if layout is not None and own != (family, layout)
+    ]
+
+
+def _image_format(config_json: Mapping[str, Any]) -> tuple[str, VisionLayout | None]:
+    """Family of a model, and patches and tokens of its images; None: it reads none."""
+    family = find_family(config_json.get("model_type"))
+    has_images = family.vision is not None and "vision_config" in config_json
+    return family.name, VisionLayout.from_config_json(config_json) if has_images else None
 
 
 def check_trained_parameters(config: RunConfig) -> list[Problem]:

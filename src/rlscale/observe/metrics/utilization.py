@@ -39,7 +39,7 @@ def utilization(
 def forward_flops(batch: TrainBatch, cost: ForwardCost) -> float:
     """Operations of a forward pass over all samples, each with its prompt. A token attends to those before it."""
     lengths = batch.lengths.astype(np.float64)
-    pairs = float((lengths * lengths).sum()) / 2
+    pairs = sum(map(cost.count_pairs, lengths.tolist()))
     return float(
         cost.per_token * lengths.sum() + cost.per_pair * pairs + cost.per_logit_row * int(batch.loss_mask.sum())
     )

@@ -22,10 +22,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlscale.errors import DataError
 from rlscale.training.optim.optimizer import fill_state, optimizer_moments
-from rlscale.training.save_errors import named_cause
+from rlscale.training.save_errors import failing_together, named_cause
 from rlscale.training.trainer_state import TrainerProgress, get_random_state, read_json, set_random_state, write_json
 
 FORMAT = 1
+READ = "read its part of"
 
 
 def save_state(
@@ -52,12 +53,12 @@ def save_state(
     writer = HuggingFaceStorageWriter(str(folder / "tensors"), save_distributed=True)
     with named_cause(folder):
         save(_tensors(model, optimizer, reference), storage_writer=writer)
-    # Each rank has its own random state, so each writes a file.
-    (folder / "random").mkdir(exist_ok=True)
-    write_json(folder / "random" / f"rank_{rank}.json", get_random_state())
-    if rank == 0:
-        write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
-    dist.barrier()
+    with failing_together(folder):
+        # Each rank has its own random state, so each writes a file.
+        (folder / "random").mkdir(exist_ok=True)
+        write_json(folder / "random" / f"rank_{rank}.json", get_random_state())
+        if rank == 0:
+            write_json(folder / "trainer.json", {"format": FORMAT, "world_size": world_size, **asdict(progress)})
 
 
 def load_state(
@@ -68,21 +69,26 @@ def load_state(
     With another number of ranks, tensors are resharded and the random generators stay as they are.
 
     Raises:
-        DataError: files are missing or belong to another model.
+        DataError: files are missing or belong to another model; like the following on all ranks.
+        WorkerError: a rank cannot read its part.
     """
-    about = read_json(folder / "trainer.json")
-    if about["format"] != FORMAT:
-        raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; save it again with this version")
-    reader = HuggingFaceStorageReader(str(folder / "tensors"))
-    found = reader.read_metadata().state_dict_metadata
-    # Loading writes into existing tensors, so the optimiser needs its moments first.
-    fill_state(optimizer, num_steps=about["num_steps"])
-    _drop_unused(model, optimizer, found=found)
-    tensors = _tensors(model, optimizer, reference)
-    _check_names(folder, found=found, wanted=tensors)
-    load(tensors, storage_reader=reader)
-    if about["world_size"] == dist.get_world_size():
-        set_random_state(read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
+    with failing_together(folder, task=READ):
+        about = read_json(folder / "trainer.json")
+        if about["format"] != FORMAT:
+            fix = "save it again with this version"
+            raise DataError(f"{folder} must be of format {FORMAT}, got {about['format']}; {fix}")
+        reader = HuggingFaceStorageReader(str(folder / "tensors"))
+        found = reader.read_metadata().state_dict_metadata
+        # Loading writes into existing tensors, so the optimiser needs its moments first.
+        fill_state(optimizer, num_steps=about["num_steps"])
+        _drop_unused(model, optimizer, found=found)
+        tensors = _tensors(model, optimizer, reference)
+        _check_names(folder, found=found, wanted=tensors)
+    with named_cause(folder, task=READ):
+        load(tensors, storage_reader=reader)
+    with failing_together(folder, task=READ):
+        if about["world_size"] == dist.get_world_size():
+            set_random_state(read_json(folder / "random" / f"rank_{dist.get_rank()}.json"))
     # Older checkpoints do not count rollouts; none of them has a reference that is updated by that count.
     return TrainerProgress(num_steps=int(about["num_steps"]), num_rollouts=int(about.get("num_rollouts", 0)))
 
@@ -138,16 +144,18 @@ def load_weights(folder: Path, *, model: nn.Module, skip: tuple[str, ...] = ()) 
     Raises:
         DataError: the checkpoint is missing or belongs to another model.
     """
-    tensors = folder / "tensors"
-    if not tensors.is_dir():
-        raise DataError(f"{folder} must be a checkpoint of a trainer, got none there; check the path")
-    reader = HuggingFaceStorageReader(str(tensors))
-    found = reader.read_metadata().state_dict_metadata
-    wanted = {f"model.{n}": p.detach() for n, p in model.named_parameters() if not (skip and n.startswith(skip))}
-    for name, weight in wanted.items():
-        size = getattr(found.get(name), "size", None)
-        if size != weight.shape:
-            had = "no such weight" if size is None else f"shape {tuple(size)}"
-            rule = f"contain {name} with shape {tuple(weight.shape)}"
-            raise DataError(f"{folder} must {rule}, got {had}; name a checkpoint of the same architecture")
-    load(wanted, storage_reader=reader)
+    with failing_together(folder, task=READ):
+        tensors = folder / "tensors"
+        if not tensors.is_dir():
+            raise DataError(f"{folder} must be a checkpoint of a trainer, got none there; check the path")
+        reader = HuggingFaceStorageReader(str(tensors))
+        found = reader.read_metadata().state_dict_metadata
+        wanted = {f"model.{n}": p.detach() for n, p in model.named_parameters() if not (skip and n.startswith(skip))}
+        for name, weight in wanted.items():
+            size = getattr(found.get(name), "size", None)
+            if size != weight.shape:
+                had = "no such weight" if size is None else f"shape {tuple(size)}"
+                rule = f"contain {name} with shape {tuple(weight.shape)}"
+                raise DataError(f"{folder} must {rule}, got {had}; name a checkpoint of the same architecture")
+    with named_cause(folder, task=READ):
+        load(wanted, storage_reader=reader)

@@ -77,7 +77,7 @@ def load_sharded(
             use_fused_layers(model, decoder_layers(model))
     use_vision_forward(model)
     if is_trained and fsdp.gradient_checkpointing:
-        _recompute_activations(model)
+        recompute_activations(model)
     model.train(is_trained)
     if not has_value_head:
         if train.true_on_policy_mode:
@@ -93,10 +93,13 @@ def load_sharded(
     return model
 
 
-def _recompute_activations(model: PreTrainedModel) -> None:
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Makes every decoder layer keep its input alone for the backward pass."""
     # transformers before 5.18 knows the older name only; later ones warn of it.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable()
+    # Versions before 5.18 recompute with reentrant autograd by default, which gives a layer no gradient if its input
+    # needs none: the first one, where only adapters are trained. The first argument has another name in each version.
+    enable({"use_reentrant": False})
 
 
 def _shard(model: PreTrainedModel, *, mesh: DeviceMesh, train: TrainConfig) -> None:

@@ -84,7 +84,8 @@ class FsdpTeacher(_FsdpScorer):
 
     def __init__(self, spec: TrainerSpec, source: ModelSource, *, mesh: DeviceMesh, policy: PreTrainedModel) -> None:
         super().__init__(spec, source, mesh=mesh)
-        num_tokens, num_needed = self.model.config.vocab_size, policy.config.vocab_size
+        # Models with images have the sizes of their decoder in `text_config`.
+        num_tokens, num_needed = (each.config.get_text_config().vocab_size for each in (self.model, policy))
         check_teacher_vocabulary(source.path, num_tokens=num_tokens, num_needed=num_needed)
         self._options = TargetOptions.from_algo(spec.algo, num_tokens=num_needed)
         if self._options is not None and self._options.num_top is None and not has_product_logits(self.model):

@@ -48,11 +48,14 @@ def compute_logits(model: PreTrainedModel, micro: Microbatch) -> Tensor:
             "max_length_q": layout.max_len,
             "max_length_k": layout.max_len,
         }
+    positions = micro.position_ids
     if find_family(model.config.model_type).vision:
         packing["images"] = micro.images
+    elif positions.dim() > 2:  # packed for a policy with images; the first row are the positions of the text
+        positions = positions[0]
     output = model(
         input_ids=micro.input_ids,
-        position_ids=micro.position_ids,
+        position_ids=positions,
         use_cache=False,
         logits_to_keep=micro.logit_rows,
         **packing,

@@ -170,6 +170,34 @@ def test_a_source_of_several_models_is_reported_once(tmp_path: Path) -> None:
     assert problem.path == "model.ref_load"
 
 
+def test_other_models_read_the_images_of_the_policy(tmp_path: Path) -> None:
+    config_json = {
+        "model_type": "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "image_token_id": 5,
+        "vision_start_token_id": 4,
+        "vision_config": {"patch_size": 16},
+        "text_config": {"rope_parameters": {"mrope_section": [2, 1, 1]}},
+    }
+    folders = {name: hf_folder(tmp_path / name) for name in ("policy", "same", "finer", "text")}
+    for name in ("policy", "same"):
+        (folders[name] / "config.json").write_text(json.dumps(config_json))
+    (folders["finer"] / "config.json").write_text(json.dumps({**config_json, "vision_config": {"patch_size": 14}}))
+    images = {"data.multimodal_keys": {"image": "images"}, "model.max_position_embeddings": None}
+    for name, number in (("same", 0), ("finer", 1), ("text", 1)):
+        path = str(folders[name])
+        values = {**images, "algo.opd_kl_coef": 0.5, "model.teacher_load": path}
+        found = check_roles(named(folders["policy"], **values))
+        assert [each.path for each in found] == ["model.teacher_load"] * number
+        assert check_roles(named(folders["policy"], **{**values, "data.multimodal_keys": None})) == []
+    values = {**images, "model.ref_load": str(folders["text"]), "algo.use_kl_loss": True}
+    (problem,) = check_roles(named(folders["policy"], **values))
+    assert str(problem) == (
+        f"model.ref_load must name a qwen3_vl model with the policy's patches and tokens, got {folders['text']}; "
+        "choose one that reads the same images, or remove data.multimodal_keys"
+    )
+
+
 def test_a_broken_checkpoint_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.json").write_text("no JSON")
     (problem,) = check_start(config(tmp_path))

@@ -43,6 +43,7 @@ LLAMA3_ROPE = {
         ("mistral", {"sliding_window": 64}),
         ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
         ("qwen3_moe", {**EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [0]}),
+        ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2}),
     ],
 )
 def test_prefill_gives_the_logits_of_transformers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:

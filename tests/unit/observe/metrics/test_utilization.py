@@ -30,6 +30,11 @@ def test_a_token_attends_to_half_of_its_sample_on_average() -> None:
     assert forward_flops(batch(), COST) == 6 * 100 + 10 * (16 + 4) / 2 + 4 * 1000
 
 
+def test_layers_with_a_sliding_window_have_fewer_pairs() -> None:
+    cost = ForwardCost(per_token=100, per_pair=10, per_logit_row=1000, window=3, window_share=0.5)
+    assert forward_flops(batch(), cost) == 6 * 100 + 10 * (16 - 0.5 * 1 + 4) / 2 + 4 * 1000
+
+
 def test_the_backward_pass_costs_two_forward_passes() -> None:
     result = TrainResult(steps=[], metrics={}, seconds={"optimize": 2.0}, num_epochs=2, device_flops=1e4)
     flops = 3 * 4700.0 * 2 / 2.0 / 4

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlscale.config import LoraConfig
 from rlscale.models.hf_models import load_causal_lm
 from rlscale.teacher_scores import TeacherScores
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.loss.policy_loss import PolicyLoss
 from rlscale.training.metrics import MetricSums
+from rlscale.training.modules.lora import find_adapters
 from rlscale.training.rollout_state import PackedRollout
 from rlscale.training.spec import ModelSource
 from rlscale.types import TrainBatch
@@ -93,6 +95,24 @@ def test_a_step_has_the_gradient_of_whole_softmaxes(
     assert found.keys() == exact.keys()
     for name, grad in exact.items():
         torch.testing.assert_close(found[name].double(), grad, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [2, -1])
+@pytest.mark.parametrize("kind", ["top_k", "full"])
+def test_adapters_get_the_gradient_of_their_matrices(model_path: str, teacher: str, chunk: int, kind: str) -> None:
+    lora = LoraConfig(rank=2, target_modules=["q_proj", "down_proj"])
+    trainer = backend(model_path, teacher, kind, "reverse", log_probs_chunk_size=chunk, lora=lora)
+    metrics, found = gradient(trainer)
+    mean, exact = expected(model_path, teacher, kind, "reverse")
+    assert metrics["teacher_kl"] == pytest.approx(mean, abs=1e-6)
+    adapters = find_adapters(trainer.policy.model)
+    assert len(found) == 2 * len(adapters) == 8
+    for name, adapter in adapters.items():
+        # W + scale * B A, where B is 0: the gradient of B is that of W times A, and A has none.
+        grad_b = adapter.scale * exact[name] @ adapter.a.T.double()
+        assert adapter.b.grad is not None and adapter.a.grad is not None
+        torch.testing.assert_close(adapter.b.grad.double(), grad_b, atol=1e-6, rtol=1e-6)
+        assert not adapter.a.grad.any()
 
 
 @pytest.mark.parametrize("chunk", [2, -1])

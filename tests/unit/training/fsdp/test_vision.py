@@ -21,6 +21,7 @@ from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.step import compute_logits
 from rlscale.training.fsdp.vision import use_vision_forward
 from rlscale.training.packing.microbatch import Microbatch, pack
+from rlscale.training.spec import ModelSource
 from rlscale.types import TrainBatch
 from tests.tiny_vision import VISION_BUILDS, open_image, write_tiny_vision
 from tests.unit.training.rollouts import make_batch, plan, spec
@@ -153,3 +154,35 @@ def test_frozen_parts_keep_their_weights_and_all_others_change(build: ModelBuild
     assert not any(name.startswith(("patch_embed", "blocks", "pos_embed")) for name in frozen)
     assert any("merger" in name for name in frozen)
     assert not any("merger" in name for name in changed(freeze_params=[towers, "merger"]))
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize(
+    ("build", "kind", "chunk"),
+    [(VISION_BUILDS[0], "top_k", -1), (VISION_BUILDS[0], "full", 2), (VISION_BUILDS[1], "full", 2)],
+)
+def test_the_divergence_from_a_teacher_reads_images(build: ModelBuild, kind: str, chunk: int, tmp_path: Path) -> None:
+    path, other = write_tiny_vision(build, tmp_path), write_tiny_vision(build, tmp_path, seed=1)
+    processor = load_image_processor(path)
+    batch = replace(image_batch(processor), rewards=np.zeros(6, np.float32))
+    algo = {"opd_kl_coef": 0.5, "opd_kl": kind, "opd_top_k": 3, "calculate_per_token_loss": True}
+    made = spec(path, algo=algo, teacher=ModelSource(path=other), log_probs_chunk_size=chunk)
+    trainer = FsdpBackend(made, rank=0, world_size=1)
+    # Before the step the gradient is that of the teacher alone: all rewards are 0.
+    result = trainer.train(batch, [plan(batch, [[[0, 1, 2], [3, 4, 5]]])]).steps[0]
+    micro = pack(batch, range(6), device=CPU, processor=processor)
+    models = [load_causal_lm(each, dtype=torch.float32, attn_implementation=PACKED_ATTENTION) for each in (path, other)]
+    for model in models:
+        use_vision_forward(model)
+    log_p, log_q = (torch.log_softmax(compute_logits(model, micro), dim=-1) for model in models)
+    log_q = log_q.detach()
+    if kind == "top_k":
+        top = log_q.topk(3, dim=-1).indices
+        chosen = [x.exp().gather(1, top) for x in (log_p, log_q)]
+        log_p, log_q = (torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1).log() for x in chosen)
+    mean = (log_p.exp() * (log_p - log_q)).sum(dim=-1).mean()
+    (0.5 * mean).backward()
+    mean = mean.detach()
+    norm = torch.stack([p.grad.norm() for p in models[0].parameters() if p.grad is not None]).norm()
+    assert result["teacher_kl"] == pytest.approx(float(mean), rel=1e-4) and float(mean) > 1e-4
+    assert result["grad_norm"] == pytest.approx(float(norm), rel=1e-3)

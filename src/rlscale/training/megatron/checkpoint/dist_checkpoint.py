@@ -43,7 +43,7 @@ from rlscale.training.megatron.checkpoint.optimizer_state import (
 from rlscale.training.megatron.checkpoint.safe_pickle import restricted_pickle
 from rlscale.training.megatron.model.adapted_layers import ADAPTERS
 from rlscale.training.megatron.model.megatron_model import MegatronModel
-from rlscale.training.save_errors import named_cause
+from rlscale.training.save_errors import failing_together, named_cause
 from rlscale.training.trainer_state import (
     TrainerProgress,
     decode,
@@ -126,13 +126,13 @@ def save_state(
     fill_moments(optimizer)
     _write(_sharded_state(model, optimizer), folder, async_saver)
     states = {name: encode(state) for name, state in get_cuda_rng_tracker().get_states().items()}
-    write_json(folder / "random" / f"rank_{rank}.json", {**get_random_state(), "megatron": states})
-    if rank == 0:
-        header = {"format": FORMAT, "world_size": world_size, **asdict(progress)}
-        if model.adapters is not None:
-            header[ADAPTERS] = model.adapters.peft_config
-        write_json(folder / HEADER, header)
-    dist.barrier()
+    with failing_together(folder):
+        write_json(folder / "random" / f"rank_{rank}.json", {**get_random_state(), "megatron": states})
+        if rank == 0:
+            header = {"format": FORMAT, "world_size": world_size, **asdict(progress)}
+            if model.adapters is not None:
+                header[ADAPTERS] = model.adapters.peft_config
+            write_json(folder / HEADER, header)
 
 
 def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> TrainerProgress:
@@ -143,7 +143,8 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Trainer
     Raises:
         DataError: files are missing or belong to another model.
     """
-    header = _read_header(folder)
+    with failing_together(folder, task="read its part of"):
+        header = _read_header(folder)
     # Megatron-core loads into existing tensors, so the moments must exist before.
     fill_moments(optimizer)
     with keep_rates(optimizer):
@@ -154,7 +155,8 @@ def load_state(folder: Path, *, model: MegatronModel, optimizer: Any) -> Trainer
         with torch.no_grad(), separate_step_counts(optimizer):
             optimizer.load_state_dict(match_optimizer_parts(state["optimizer"], optimizer))
     if header["world_size"] == dist.get_world_size():
-        random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
+        with failing_together(folder, task="read its part of"):
+            random = read_json(folder / "random" / f"rank_{dist.get_rank()}.json")
         get_cuda_rng_tracker().set_states({name: decode(text) for name, text in random.pop("megatron").items()})
         set_random_state(random)
     return TrainerProgress(num_steps=int(header["num_steps"]), num_rollouts=int(header["num_rollouts"]))
