@@ -82,6 +82,11 @@ class GenerateCalls:
             )
         )
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that have an engine."""
+        return len(self._engine_of)
+
     def forget(self, session_id: str) -> None:
         self._engine_of.pop(session_id, None)
 
