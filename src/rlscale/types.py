@@ -68,6 +68,7 @@ class Failure:
 
     cause: FailureCause
     message: str  # one line for the user; names file and row where there are some
+    ended_as: SampleStatus | None = None  # status before its grader failed; None: the attempt itself failed
 
 
 class ConversationPart(NamedTuple):

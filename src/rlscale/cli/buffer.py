@@ -16,6 +16,7 @@ import uvicorn
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import DefaultsFormatter, OptionParser
 from rlscale.engines.process_lifetime import die_with_parent
+from rlscale.engines.server.http_server import raise_file_limit
 from rlscale.hosts import is_loopback, join_host_port
 from rlscale.services.buffer_app import build_buffer_app
 from rlscale.services.buffer_client import BUFFER_KEY_VARIABLE
@@ -85,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         timeout_keep_alive=KEEPALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
+    raise_file_limit()
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

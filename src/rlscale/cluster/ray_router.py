@@ -55,6 +55,7 @@ class RayRouter:
         self._actor: Any = self._make_actor()
         self._workers: list[EngineAddress] = []  # current addresses of the engines
         self._registered: list[EngineAddress] = []  # addresses that the router has
+        self._registering = asyncio.Lock()
         self._router = Restartable(self._start, discard=self._replace_actor, on_killed=on_killed)
         self._is_down = False
         self.on_change: Callable[[], None] = lambda: None
@@ -148,13 +149,14 @@ class RayRouter:
 
     async def _register(self) -> None:
         """Replaces outdated addresses of engines in the router."""
-        if self._router.is_starting:
-            self._restart_outdated()
-            return
-        for index, (old, new) in enumerate(zip(self._registered, self._workers, strict=True)):
-            if old != new:
-                await gather_calls([(NAME, self._actor.replace_worker.remote(old.url, new))])
-                self._registered[index] = new
+        async with self._registering:  # engines that restart at the same time are registered once
+            if self._router.is_starting:
+                self._restart_outdated()
+                return
+            for index, (old, new) in enumerate(zip(self._registered, self._workers, strict=True)):
+                if old != new:
+                    await gather_calls([(NAME, self._actor.replace_worker.remote(old.url, new))])
+                    self._registered[index] = new
 
     def _restart_outdated(self) -> None:
         """Restarts a router that starts with outdated addresses: it would wait for an engine that is gone."""

@@ -10,7 +10,7 @@ Until it is up an engine gets no requests, so that no answer comes from the weig
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -278,21 +278,30 @@ class EngineRecovery:
     async def _restart_dead(self) -> bool:
         async with self._restart_lock:
             dead = await self._servers.find_dead()
-            for index, reason in dead.items():
-                await self._replace_dead(index, reason)
+            await self._replace_dead(dead)
             return bool(dead)
 
-    async def _replace_dead(self, index: int, reason: str) -> None:
-        if index in self._servers.elastic:
+    async def _replace_dead(self, reasons: Mapping[int, str]) -> None:
+        """Removes elastic engines, and restarts the others at the same time: a start may take minutes."""
+        fixed = {index: reason for index, reason in reasons.items() if index not in self._servers.elastic}
+        for index in reasons.keys() - fixed.keys():
             await self.leave(index)
-        else:
-            await self._restart(index, reason)
+        if not fixed:
+            return
+        # All of them, before the first one starts: requests and other senders must not wait for a dead engine.
+        self._mark_down(*fixed)
+        self._is_connected = False
+        for index, reason in fixed.items():
+            self._drop(index, reason)
+        restarts = [asyncio.ensure_future(self._restart(index, reason)) for index, reason in fixed.items()]
+        try:
+            await asyncio.gather(*restarts)
+        finally:
+            for restart in restarts:  # at the limit of restarts the run ends
+                restart.cancel()
 
     async def _restart(self, index: int, reason: str) -> None:
         name = self._servers.names[index]
-        self._mark_down(index)
-        self._is_connected = False
-        self._drop(index, reason)
         failure = WorkerError(name, reason)
         while True:
             self._restarts.allow(failure, what=name)
@@ -315,7 +324,7 @@ class EngineRecovery:
         due = [i for i, started in self._started_at.items() if now - started >= checks.first_wait_s]
         answers = await asyncio.gather(*(checks.is_healthy(index, checks.timeout_s) for index in due))
         async with self._restart_lock:
-            for index, healthy in zip(due, answers, strict=True):
-                # An engine that restarted during the check is new; its old server failed the check.
-                if not healthy and self._started_at.get(index, now) < now:
-                    await self._replace_dead(index, f"did not answer its health check within {checks.timeout_s:g} s")
+            # An engine that restarted during the check is new; its old server failed the check.
+            failed = [i for i, healthy in zip(due, answers, strict=True) if not healthy]
+            reason = f"did not answer its health check within {checks.timeout_s:g} s"
+            await self._replace_dead({i: reason for i in failed if self._started_at.get(i, now) < now})

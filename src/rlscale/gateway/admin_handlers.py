@@ -89,9 +89,7 @@ class AdminHandlers:
         return record
 
     async def _drop(self, request: Request) -> dict[str, Any]:
-        session_id = request.path_params["id"]
-        await self._store.drop(session_id)
-        self._engines.forget(session_id)
+        await self._store.drop(request.path_params["id"])
         return {}
 
     async def _pause(self, request: Request) -> dict[str, Any]:

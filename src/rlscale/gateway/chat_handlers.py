@@ -134,6 +134,8 @@ class ChatHandlers:
         opened.requests.add(task)
         try:
             session = opened.session
+            if session.is_finished:  # while the body was read; no one would take the answer of an engine
+                raise _ended("has ended")
             prepare = partial(session.prepare, chat, fingerprint=fingerprint, time_s=int(time.time()))
             call: PreparedCall = await opened.run(prepare)
             async with session.admit(call) as params:

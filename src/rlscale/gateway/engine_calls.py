@@ -11,6 +11,7 @@ from dataclasses import replace
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.errors import EngineError
+from rlscale.rollout.generate_session import without_late_abort
 from rlscale.types import EngineAddress, Generation, SamplingParams, merge_routes
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,11 @@ class GenerateCalls:
             )
         )
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that have an engine."""
+        return len(self._engine_of)
+
     def forget(self, session_id: str) -> None:
         self._engine_of.pop(session_id, None)
 
@@ -109,11 +115,10 @@ class GenerateCalls:
     ) -> Generation:
         """An answer continued until it ends by itself."""
         for _ in range(MAX_ABORTS):
+            answer = without_late_abort(answer, params)
             if answer.finish_reason != "abort":
                 return answer
             left = params.max_new_tokens - len(answer.output_ids)
-            if left < 1:
-                return replace(answer, finish_reason="length")
             seed = params.sampling_seed
             remaining = replace(
                 params,

@@ -60,11 +60,11 @@ class GatewaySettings:
 def build_gateway_app(settings: GatewaySettings, codec: Codec) -> Starlette:
     """The application. Sessions that its folder has are open again."""
     executor = ThreadPoolExecutor(NUM_THREADS, "render")
-    store = SessionStore(settings.folder, codec, executor)
+    engines = GenerateCalls(settings.engines, router=settings.router, timeout_s=settings.timeout_s)
+    store = SessionStore(settings.folder, codec, executor, on_drop=engines.forget)
     # Before the first request: an agent may call with the key of an open session at once.
     store.restore()
     keys = SessionKeys(settings.secret)
-    engines = GenerateCalls(settings.engines, router=settings.router, timeout_s=settings.timeout_s)
     if settings.is_paused:
         engines.pause()
     chat = ChatHandlers(store, engines, keys, model=settings.model)

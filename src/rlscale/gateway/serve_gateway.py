@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from rlscale.engines.server.http_server import KEEPALIVE_S
+from rlscale.engines.server.http_server import KEEPALIVE_S, raise_file_limit
 from rlscale.gateway.admin_handlers import parse_engines
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.gateway_app import GatewaySettings, build_gateway_app
@@ -63,21 +62,12 @@ def load_codec(value: dict[str, Any]) -> Codec:
     return codec
 
 
-def raise_file_limit() -> None:
-    """Allows as many open connections as the system does: each session may have one to its agent and one to an engine.
-
-    The usual limit of 1,024 is that of programs which use `select`.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     # Removed from the environment, which other code may print.
     secrets = {name: os.environ.pop(name) for name in (ADMIN_KEY_VARIABLE, SECRET_VARIABLE, ENGINE_KEY_VARIABLE)}
-    raise_file_limit()
+    raise_file_limit()  # each session may have a connection to its agent and one to an engine
     build_server(arguments, secrets).run()
 
 

@@ -59,14 +59,17 @@ class LiveSession:
 class SessionStore:
     """Opens, finds and drops sessions.
 
+    Args:
+        on_drop: called with the id of each session that is dropped.
+
     Example:
-        store = SessionStore(folder, codec, executor)
+        store = SessionStore(folder, codec, executor, on_drop=engines.forget)
         store.restore()
         opened = await store.open(spec)
     """
 
-    def __init__(self, folder: Path, codec: Codec, executor: Executor) -> None:
-        self._folder, self._codec, self._executor = folder, codec, executor
+    def __init__(self, folder: Path, codec: Codec, executor: Executor, *, on_drop: Callable[[str], None]) -> None:
+        self._folder, self._codec, self._executor, self._on_drop = folder, codec, executor, on_drop
         self._sessions: dict[str, LiveSession] = {}
 
     def __len__(self) -> int:
@@ -111,6 +114,7 @@ class SessionStore:
             # First: a call that ends now must not write the file again.
             opened.session.is_finished = True
             await opened.end_requests()
+            self._on_drop(session_id)
             await opened.run(opened.session.delete)
 
     async def drop_expired(self) -> int:
@@ -118,5 +122,8 @@ class SessionStore:
         end_s = time.time() - KEEP_S
         expired = [each for each, opened in self._sessions.items() if opened.session.spec.expires_s < end_s]
         for session_id in expired:
-            await self.drop(session_id)
+            try:
+                await self.drop(session_id)
+            except OSError as error:  # the others are dropped, too; a gateway that restarts finds this file again
+                log.error("the file of an expired session cannot be deleted: %s", error)
         return len(expired)

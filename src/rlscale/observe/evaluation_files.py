@@ -234,6 +234,8 @@ def _sample_record(sample: Sample, prompt: Prompt) -> dict[str, Any]:
     }
     if sample.failure is not None:
         record["failure"] = {"cause": str(sample.failure.cause), "message": sample.failure.message}
+        if sample.failure.ended_as is not None:
+            record["failure"]["ended_as"] = str(sample.failure.ended_as)
     if sample.prompt is not prompt and sample.prompt != prompt:
         # Of a generate function that made another prompt.
         record["prompt"], record["prompt_ids"] = sample.prompt.text, list(sample.prompt.token_ids)
@@ -286,7 +288,7 @@ def _read_sample(record: Mapping[str, Any], prompt: Prompt, *, group_index: int,
     if failure is not None:
         cause = FailureCause(failure["cause"])
         if cause == FailureCause.grader:
-            sample.status = SampleStatus.completed
+            sample.status = SampleStatus(failure.get("ended_as", SampleStatus.completed))
         else:
             sample.failure = Failure(cause=cause, message=failure["message"])
     return sample

@@ -164,7 +164,7 @@ class CallPool:
             process
             for process in self._processes
             if process.is_ready
-            and not process.is_draining
+            and not (process.is_draining or process.is_ending)
             and (not process.calls or (process.tier == tier and len(process.calls) < limit))
         ]
         found = min(usable, key=lambda process: len(process.calls), default=None)
@@ -249,20 +249,26 @@ class CallPool:
 
     def _time_out(self, process: CallProcess, call: _Call) -> None:
         if not process.is_async:
-            self._spawn(self._end_late(process))
+            self._spawn(self._end_late(process, call))
             return
         # Replied at once, unless user code blocks the event loop.
         process.send_cancel(call.number)
         loop = asyncio.get_running_loop()
-        call.timer = loop.call_later(self._limits.cancel_grace_s, lambda: self._spawn(self._end_late(process)))
+        call.timer = loop.call_later(self._limits.cancel_grace_s, lambda: self._spawn(self._end_late(process, call)))
 
-    async def _end_late(self, process: CallProcess) -> None:
+    async def _end_late(self, process: CallProcess, call: _Call) -> None:
+        process.late_calls.add(call.number)
         if process.is_ending:
             return  # several calls of one event loop are late at once
         process.is_ending = True
         place = await process.stack_place()
-        if process in self._processes:
+        if process not in self._processes:
+            return
+        if process.late_calls & process.calls:
             self._lose(process, self._late_error(place))
+        else:  # the replies came in the meantime
+            process.is_ending = False
+            self._dispatch()
 
     def _end_if_starting(self, process: CallProcess) -> None:
         if process in self._processes and not process.is_ready:

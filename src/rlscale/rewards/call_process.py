@@ -64,7 +64,7 @@ class CallProcess:
         self._program = program
         self._on_message, self._on_end = on_message, on_end
         self.is_ready, self.is_async, self.is_ending, self.calls, self.tier = False, False, False, set[int](), 0
-        self.is_draining = False
+        self.is_draining, self.late_calls = False, set[int]()
         self._crash_file = tempfile.TemporaryFile()  # noqa: SIM115, `kill` closes it
         self._channel, theirs = socket.socketpair()
         # The same search path as here, and no folder of a script before it.

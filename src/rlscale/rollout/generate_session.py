@@ -73,10 +73,14 @@ class GenerateSession:
             return [FULL] * n
         oldest, newest = self.versions
         fitting, limit = fit_context(params or self.params, len(token_ids)), self.round_tokens
-        if limit is None or fitting.max_new_tokens <= limit:
-            return await self.pool.generate(token_ids, fitting, n=n, rid=self.rid, oldest=oldest, newest=newest)
-        cut = replace(fitting, max_new_tokens=limit, min_new_tokens=min(fitting.min_new_tokens, limit))
-        answers = await self.pool.generate(token_ids, cut, n=n, rid=self.rid, oldest=oldest, newest=newest)
+        is_cut = limit is not None and fitting.max_new_tokens > limit
+        if limit is not None and is_cut:
+            fitting = replace(fitting, max_new_tokens=limit, min_new_tokens=min(fitting.min_new_tokens, limit))
+        answers = await self.pool.generate(token_ids, fitting, n=n, rid=self.rid, oldest=oldest, newest=newest)
+        eos_id = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        answers = [without_late_abort(each, fitting, eos_id=eos_id) for each in answers]
+        if not is_cut:
+            return answers
         return [replace(each, finish_reason="abort") if each.finish_reason == "length" else each for each in answers]
 
     @property
@@ -101,6 +105,22 @@ ABORTED = Generation(output_ids=[], logprobs=[], weight_versions=[], finish_reas
 
 FULL = replace(ABORTED, finish_reason="length")
 """Answer to a request without room for a token: `rollout.max_context_len`, or the limit of a trajectory."""
+
+
+def without_late_abort(answer: Generation, params: SamplingParams, *, eos_id: int | None = None) -> Generation:
+    """The answer with its own finish reason if it was aborted at its last token: there is nothing to continue.
+
+    SGLang applies an abort before it compares a new token with those that end an answer, and the length with its limit.
+
+    Args:
+        eos_id: a token that ends an answer in addition to `stop_token_ids`; None: there is no further one.
+    """
+    ids = answer.output_ids
+    if answer.finish_reason != "abort" or not ids:
+        return answer
+    if not params.ignore_eos and ids[-1] in (*params.stop_token_ids, eos_id):
+        return replace(answer, finish_reason="stop")
+    return replace(answer, finish_reason="length") if len(ids) >= params.max_new_tokens else answer
 
 
 TRAINING = "train"

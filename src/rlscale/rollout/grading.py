@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -53,7 +54,9 @@ async def grade_group(
     for sample in group.samples:
         failure = failures.get(sample.index)
         if failure is not None:
-            sample.failure, sample.status, sample.reward = failure, SampleStatus.failed, None
+            # Graded again later, a truncated answer is still one.
+            sample.failure = replace(failure, ended_as=sample.status)
+            sample.status, sample.reward = SampleStatus.failed, None
             group.failed.append(sample)
         elif sample is not last[sample.index]:
             sample.reward = last[sample.index].reward

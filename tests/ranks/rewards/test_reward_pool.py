@@ -15,11 +15,12 @@ from rlscale.errors import RewardError
 from rlscale.plugins.args_view import Args
 from rlscale.rewards import PoolLimits, RewardFunctions, RewardRunner, RewardSpec, prepare_reward
 from rlscale.rewards.builtin import exact_match
+from rlscale.rewards.call_process import CallProcess
 from rlscale.rewards.reward_runner import MAX_FIRST_FAILURES
 from rlscale.types import Failure, Sample
 
 MODULE = """
-import asyncio, ctypes, os, sys, time
+import asyncio, ctypes, os, signal, sys, time
 
 STARTED = []
 
@@ -32,6 +33,8 @@ def score(sample):
     if kind == "loop":
         while True: pass
     if kind == "sleep": time.sleep(1000)
+    if kind == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "just late": time.sleep(1.1)
     if kind == "fork":
         os.fork()
         return 2.0
@@ -126,6 +129,7 @@ OUTCOMES = {
     "segfault": f"failed: its process was ended by SIGSEGV {place('string_at')}",
     "loop": f"{LATE} {place('while True: pass')}",
     "sleep": f"{LATE} {place('time.sleep')}",
+    "stop": LATE,
     "fork": 2.0,
     "fork and exit": "failed: its process exited with code 7",
     "close all": "failed: its process ended",
@@ -183,6 +187,21 @@ def test_all_that_user_code_does_concerns_its_sample_alone(folder: Path, make_sa
         failures = asyncio.run(runner.score(samples))
     assert outcomes(samples, failures) == OUTCOMES
     assert samples[list(OUTCOMES).index("metadata")].metadata == {"seen": {"words": [1, 2]}}
+
+
+def test_a_reply_right_after_the_deadline_costs_no_other_call(
+    folder: Path, make_sample: Callable[..., Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait_for_reply(process: CallProcess) -> str:
+        late = set(process.calls)
+        while late & process.calls:
+            await asyncio.sleep(0.01)
+        return ""
+
+    monkeypatch.setattr(CallProcess, "stack_place", wait_for_reply)
+    samples = [make_sample("just late", index=i) for i in range(2)]
+    with open_runner("score", timeout_s=1, max_workers=1) as runner:
+        assert asyncio.run(runner.score(samples)) == {}
 
 
 def test_a_reward_that_closes_its_output_silences_no_other_sample(

@@ -9,6 +9,7 @@ import pytest
 
 from rlscale.control import recovery as module
 from rlscale.control.recovery import EngineRecovery, HealthChecks, Restarts
+from rlscale.control.routed_recovery import RoutedRecovery
 from rlscale.errors import EngineError, WorkerError
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.types import EngineAddress, Generation, Prompt, SamplingParams
@@ -48,6 +49,8 @@ class FakeCluster:
         self.lines: list[str] = []
         self.dropped: list[tuple[int, str]] = []  # engines whose requests were ended, and the reasons
         self.num_checks = 0  # of the processes
+        self.restarting: set[int] = set()
+        self.num_at_once = 1  # restarts that must run at the same time before one of them ends
 
     # EngineServers
     async def find_dead(self) -> dict[int, str]:
@@ -56,6 +59,9 @@ class FakeCluster:
         return {i: "its process died" for i, server in enumerate(self.servers) if not server.alive}
 
     async def restart(self, index: int) -> EngineAddress:
+        self.restarting.add(index)
+        while len(self.restarting) < self.num_at_once:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         if self.startups and not self.startups.pop(0):
             raise WorkerError(self.names[index], "was not ready")
@@ -97,6 +103,16 @@ class FakeCluster:
 
     def kill(self, index: int) -> None:
         self.servers[index].alive = False
+
+
+class LivingRouter:
+    """A router that never dies."""
+
+    def is_down(self) -> bool:
+        return False
+
+    async def wait_restarted(self) -> bool:
+        return False
 
 
 class Client:
@@ -180,6 +196,34 @@ async def test_a_request_survives_the_death_of_its_engine(num_engines: int) -> N
     assert answer.weight_versions == [3]
     assert cluster.lines == ["engine 0: its process died; restarting engine 0 (restart 1 of at most 8)"]
     assert cluster.dropped == [(0, "its process died")]
+
+
+@pytest.mark.parametrize("cause", ["its process died", "did not answer its health check within 1 s"])
+@pytest.mark.parametrize("routed", [False, True])
+async def test_engines_that_die_at_once_restart_at_once(routed: bool, cause: str) -> None:
+    hangs = "health" in cause
+    cluster = FakeCluster(3)
+    recovery, pool = build(cluster, interval_s=0.01 if hangs else 1e9)
+    if routed:
+        pool.set_handler(RoutedRecovery(recovery, 3, LivingRouter()))
+    cluster.num_at_once, seen = 2, list[list[int]]()
+
+    async def main() -> list[Generation]:
+        await begin(recovery, cluster)
+        recovery.on_change = lambda: seen.append([index for index in range(3) if recovery.is_down(index)])
+        calls = [asyncio.ensure_future(request(pool, 3)) for _ in range(6)]
+        await asyncio.sleep(0)
+        for server in cluster.servers[:2]:
+            server.healthy = False
+            server.alive = hangs
+        while len(seen) < 2:  # until both are up again
+            await asyncio.sleep(0.001)
+        return [answer for answers in await asyncio.gather(*calls) for answer in answers]
+
+    answers = await with_watch(recovery, main())
+    assert [answer.weight_versions for answer in answers] == [[3]] * 6 and seen == [[0, 1], []]
+    assert cluster.dropped == [(0, cause), (1, cause)] and cluster.syncs == [3, 3]
+    assert [line.partition(";")[2].split()[1:3] for line in cluster.lines] == [["engine", "0"], ["engine", "1"]]
 
 
 async def test_other_senders_learn_of_an_engine_once_it_holds_the_current_weights() -> None:

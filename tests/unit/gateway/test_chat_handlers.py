@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from rlscale.engines.fake import FakeServer
 from rlscale.gateway.chat_handlers import RETRY_COUNT
+from rlscale.gateway.engine_calls import GenerateCalls
 from rlscale.gateway.gateway_app import GatewaySettings, build_gateway_app
 from rlscale.gateway.session import Session
 from rlscale.types import EngineAddress
@@ -32,12 +33,17 @@ class Client:
     app: ASGIApp
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     num_chunks: int | None = None
+    is_read: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server waits for the body
+    sends: asyncio.Event | None = None  # when the body is sent; None: at once
     sent: list[Message] = field(default_factory=list)
 
     async def post(self, path: str, body: Any, key: str, **headers: str) -> Any:
         received: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
         async def receive() -> Message:
+            self.is_read.set()
+            if self.sends is not None:
+                await self.sends.wait()
             if received:
                 return received.pop()
             await self.gone.wait()
@@ -160,3 +166,17 @@ async def test_a_repetition_gets_the_answer_of_a_stream_that_was_cut(tmp_path: P
         await again.post(CHAT, body, key, **{RETRY_COUNT: "1"})
         assert b"[DONE]" in again.content and b"[DONE]" not in cut.content
         assert await finish(app, session_id) == 1
+
+
+async def test_a_request_whose_session_ends_while_its_body_is_read_reaches_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(GenerateCalls, "generate", lambda _, session_id, *args, **options: asked.append(session_id))
+    async with opened(tmp_path) as (app, session_id, key), asyncio.timeout(20):
+        client = Client(app, sends=asyncio.Event())
+        late = asyncio.create_task(client.post(CHAT, BODY, key))
+        await client.is_read.wait()
+        await Client(app).post(f"/sessions/{session_id}/finish", {}, ADMIN)
+        client.sends.set()
+        assert (await late)["error"]["code"] == "session_ended" and not asked

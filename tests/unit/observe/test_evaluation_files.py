@@ -1,8 +1,10 @@
 """Files of evaluations: what is written is read again, and a resumed run repeats evaluations."""
 
+import asyncio
 import json
 import threading
 from collections import UserDict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from rlscale.observe.evaluation_files import (
     read_group,
     read_records,
 )
+from rlscale.rollout.grading import grade_group
 from rlscale.types import REWARDS, Failure, FailureCause, Group, Prompt, Sample, SampleStatus
 
 
@@ -59,6 +62,24 @@ def test_a_group_is_read_as_it_was_but_for_rewards_and_logprobs() -> None:
         assert np.array_equal(after.tokens, before.tokens) and np.array_equal(after.loss_mask, before.loss_mask)
         assert after.reward is None and after.metadata == {"tool": before.metadata["tool"]}
         assert after.status == SampleStatus.completed and after.weight_versions.tolist() == [7, 7, 7]
+
+
+def test_a_truncated_sample_whose_grader_failed_is_truncated_when_it_is_graded_again() -> None:
+    class NoScore:
+        async def score(self, samples: Sequence[Sample], **_: Any) -> dict[int, Failure]:
+            return {each.index: Failure(cause=FailureCause.grader, message="no") for each in samples}
+
+    group = made_group()
+    group.failed, group.samples[0].status = [], SampleStatus.truncated
+    for sample in group.samples:
+        sample.reward = None
+    asyncio.run(grade_group(group, NoScore()))
+    assert len(group.failed) == 2 and not group.samples
+    record = json.loads(json.dumps(group_record(group)))
+    again = read_group(record, version=7)
+    assert [sample.status for sample in again.samples] == [SampleStatus.truncated, SampleStatus.completed]
+    del record["failed"][0]["failure"]["ended_as"]  # of a file that was written before it was kept
+    assert read_group(record, version=7).samples[0].status == SampleStatus.completed
 
 
 def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 from rlscale.config.errors import show
 from rlscale.config.groups.rollout import UpdateMode
-from rlscale.config.rules import engine_parallel, library_args
+from rlscale.config.rules import engine_parallel, library_args, placement
 from rlscale.config.rules.conditions import overlaps, server_groups, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, Rule, rule
 from rlscale.config.run_config import RunConfig
+from rlscale.config.server_groups import ServerRole
 from rlscale.errors import Problem
 
 _WITH = "with prefill and decode groups in sglang.config"
@@ -59,7 +60,37 @@ def server_group_arguments_can_work(config: RunConfig) -> list[Problem]:
     return problems
 
 
+@rule
+def separate_servers_have_equal_caches(config: RunConfig) -> list[Problem]:
+    """A decode server refuses the KV cache of a prefill server that divides or stores it in another way.
+
+    SGLang checks this at the first request.
+    """
+    groups = {group.role: group for group in server_groups(config)}
+    if not groups:
+        return []
+    shared, file = config.sglang.server_args, config.sglang.config
+    prefill, decode = ({**shared, **groups[role].server_args} for role in (ServerRole.prefill, ServerRole.decode))
+    problems = []
+    for name, default in _OF_CACHE.items():
+        found = [default if given.get(name) is None else given[name] for given in (prefill, decode)]
+        if found[0] != found[1]:
+            rule, value = f"have one {name} of prefill and decode servers", f"{show(found[0])} and {show(found[1])}"
+            fix = "write it into the overrides of both groups"
+            problems.append(Problem(path="sglang.config", rule=rule, value=f"{value} in {file}", fix=fix))
+    stages = [given.get("pp_size") or 1 for given in (prefill, decode)]
+    if stages[1] not in (1, stages[0]):
+        rule = f"have 1 or {show(stages[0])}, that of prefill servers, as pp_size of decode servers"
+        value, fix = f"{show(stages[1])} in {file}", "correct the overrides of the decode group"
+        problems.append(Problem(path="sglang.config", rule=rule, value=value, fix=fix))
+    return problems
+
+
+_OF_CACHE: Mapping[str, Any] = {"page_size": 1, "kv_cache_dtype": "auto"}
+"""Arguments that prefill and decode servers share, and SGLang's defaults."""
+
 _ARGUMENT_RULES: tuple[Rule, ...] = (
+    placement.engine_size_divides_gpus,
     engine_parallel.engine_parallel_sizes_are_positive,
     engine_parallel.engine_tensor_parallel_divides_heads,
     engine_parallel.engine_parallel_sizes_divide,

@@ -17,7 +17,7 @@ from rlscale.config.user_functions import load_hook
 from rlscale.engines.middleware_router.forwarding import EngineCalls
 from rlscale.engines.middleware_router.router_app import MiddlewareRouter
 from rlscale.engines.middleware_router.worker_table import WorkerTable
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, KEEPALIVE_S
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, KEEPALIVE_S, raise_file_limit
 
 FULL_COLLECTION_EVERY = 1000
 """Collections of the middle generation between two full ones. Python's default of 10 is for small heaps: a full one
@@ -65,6 +65,7 @@ def main() -> None:
     gc.set_threshold(*gc.get_threshold()[:2], FULL_COLLECTION_EVERY)
     # Modules of the user are where the driver was started.
     os.chdir(arguments["working_folder"])
+    raise_file_limit()  # each request has a connection to its client and one to an engine
     build_server(arguments, api_key=api_key).run()
 
 

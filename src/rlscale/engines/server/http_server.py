@@ -1,6 +1,7 @@
 """Runs the web application of a server until a signal or a failure ends it."""
 
 import asyncio
+import resource
 import signal
 
 from aiohttp import web
@@ -11,6 +12,16 @@ API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 # A pooled connection of a client outlives any pause between two rollouts.
 KEEPALIVE_S = 3600.0
 SHUTDOWN_S = 2.0
+
+
+def raise_file_limit() -> None:
+    """Allows this process as many open connections as the system does.
+
+    The usual limit of 1,024 is that of programs which use `select`. At the limit no one can connect any more, also if
+    the clients of all these connections are slow or send nothing; such a connection costs about 6 kB.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Server:
@@ -49,6 +60,7 @@ class Server:
 
     async def run(self) -> None:
         """Serves until a signal. Raises RuntimeError after `fail`."""
+        raise_file_limit()
         assert self._ended is not None and self._loop is not None, "the server is not started"
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._end, None)

@@ -38,13 +38,37 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "server_group_arguments_can_work",
         groups(grpc_mode=True),
         "sglang.grpc_mode must be false, got true for prefill servers in models.yaml; remove it: rlscale sends",
+        groups(max_prefill_tokens=4096),
+    ),
+    (
+        "separate_servers_have_equal_caches",
         groups(page_size=16),
+        "sglang.config must have one page_size of prefill and decode servers, got 16 and 1 in models.yaml; write it",
+        {**groups(page_size=16), "sglang.server_args": {"page_size": 16}},
+    ),
+    (
+        "separate_servers_have_equal_caches",
+        {**groups(kv_cache_dtype="fp8_e5m2"), "sglang.server_args": {"kv_cache_dtype": "auto"}},
+        "sglang.config must have one kv_cache_dtype of prefill and decode servers, got fp8_e5m2 and auto in",
+        groups(kv_cache_dtype="auto"),
+    ),
+    (
+        "separate_servers_have_equal_caches",
+        {**groups(pp_size=4), "sglang.server_args": {"pp_size": 2}, "cluster.rollout_num_gpus_per_engine": 4},
+        "sglang.config must have 1 or 4, that of prefill servers, as pp_size of decode servers, got 2 in models.yaml",
+        {**groups(pp_size=2), "cluster.rollout_num_gpus_per_engine": 2},
     ),
     (
         "server_group_arguments_can_work",
         {**groups(dp_size=4, enable_dp_attention=True), "cluster.rollout_num_gpus_per_engine": 2},
         "sglang.dp_size must divide the 2 GPUs of a pipeline stage of an engine, got 4 for prefill servers",
         {**groups(dp_size=2, enable_dp_attention=True), "cluster.rollout_num_gpus_per_engine": 2},
+    ),
+    (
+        "server_group_arguments_can_work",
+        {**groups(pp_size=3), "cluster.rollout_num_gpus_per_engine": 2},
+        "sglang.pp_size must be a positive divisor of cluster.rollout_num_gpus_per_engine=2, got 3 for prefill servers",
+        {**groups(pp_size=2), "cluster.rollout_num_gpus_per_engine": 2},
     ),
     (
         "separate_servers_have_a_router",
