@@ -42,7 +42,7 @@ class FakeSession:
 
 
 class StoppableServer(uvicorn.Server):
-    """Ends when it is told to, not at the next tick of 0.1 s."""
+    """Ends at once, not at the next tick of 0.1 s."""
 
     is_running = False
 
