@@ -109,7 +109,7 @@ def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: C
     kept, problems = list(overrides), list[Problem]()
     try:
         nested = _compose_options_once(kept, folders) or _plain(_load(kept, problems, folders))
-    except _FAILURES as error:
+    except FAILURES as error:
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
     # A file that sets its own group lacks the package line; a dotted name would override the command line.
     if any(group in nested for group in GLOBAL_GROUPS) or _has_unusual_key(nested, ""):
@@ -137,7 +137,7 @@ def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> d
         if not _is_literal(value) or not _is_free(values, path):
             try:
                 return _plain(apply_overrides(values, parsed[number:]))
-            except _FAILURES:
+            except FAILURES:
                 return None
         set_nested(values, path, value)
     return values
@@ -197,7 +197,8 @@ def _has_unusual_key(values: Mapping[str, Any], prefix: str) -> bool:
     )
 
 
-_FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
+FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
+"""Errors of Hydra, OmegaConf and YAML about files and overrides."""
 
 
 def _load(overrides: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:
