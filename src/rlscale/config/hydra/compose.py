@@ -68,8 +68,7 @@ class Composed:
     def find_node(self, path: str) -> yaml.Node | None:
         """The value of `path` in the file that applies; None when the command line set it, or no file did."""
         # `command_line_keys` has a whole mapping where one of its entries was set.
-        typed = [override.lstrip("+").partition("=")[0] for override in self.overrides if override.startswith("++")]
-        if any(path == name or path.startswith(f"{name}.") for name in typed):
+        if any(_sets(override, path) for override in self.overrides if override.startswith("++")):
             return None
         found = None
         for package, file in self._files:
@@ -95,6 +94,21 @@ class Composed:
         """Package and file of every composed option, in the order of merging."""
         options = tuple(override for override in self.overrides if not override.startswith("++"))
         return _option_files(options, self.folders, self.folders.state())
+
+
+def _sets(override: str, path: str) -> bool:
+    """Whether an override of a key gives `path` its value. A mapping does so for its own entries only."""
+    name = override.lstrip("+").partition("=")[0]
+    if not path.startswith(f"{name}."):
+        return path == name
+    value: Any = override_parser().parse_override(override).value()
+    for part in path.removeprefix(f"{name}.").split("."):
+        if not isinstance(value, Mapping):
+            return True
+        if part not in map(str, value):
+            return False
+        value = next(each for key, each in value.items() if str(key) == part)
+    return True
 
 
 def _option_files(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> Sequence[tuple[str, Path]]:
