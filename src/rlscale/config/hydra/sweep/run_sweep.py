@@ -120,8 +120,11 @@ def _check_jobs(line: CommandLine, checker: JobChecker, *, sweeper: DictConfig |
 def read_sweep(folder: Path, *, interrupted: bool = False) -> SweepResult:
     """The finished jobs of a sweep, in its folder; raises ConfigError when there is no sweep."""
     command = SweepCommand.read(folder)
-    jobs = tuple(RecordFolder(folder).read_all())
-    return SweepResult(folder=folder, jobs=jobs, direction=command.direction, interrupted=interrupted)
+    files = RecordFolder(folder)
+    jobs, direction = tuple(files.read_all()), command.direction
+    return SweepResult(
+        folder=folder, jobs=jobs, direction=direction, interrupted=interrupted, unreadable=files.unreadable()
+    )
 
 
 def _compose(line: CommandLine, loader: Loader, checker: JobChecker) -> DictConfig:
