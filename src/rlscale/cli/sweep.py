@@ -51,6 +51,9 @@ def _show(folder: Path) -> int:
 
     result = read_sweep(folder)
     print_sweep(result)
+    for file in result.unreadable:
+        fix = "delete it; --resume runs the job again"
+        sys.stderr.write(f"rlscale-sweep: {file} must be the record of a job, got something else; {fix}\n")
     if missing := len(set(SweepCommand.read(folder).jobs) - {job.overrides for job in result.jobs}):
         sys.stdout.write(f"{count_noun(missing, 'job')} without a result; --resume runs what failed or is missing\n")
     return OK

@@ -26,6 +26,7 @@ import yaml
 from rlscale.config.errors import nearest, show
 from rlscale.config.passthrough.check import check_passthrough
 from rlscale.config.server_groups import ServerGroup, ServerRole
+from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, Problem
 
 KEY = "sglang.config"
@@ -119,7 +120,7 @@ def read_engine_file(path: str) -> list[EngineModel]:
         ConfigError: the file cannot be used; lists all its problems.
     """
     try:
-        content: Any = yaml.safe_load(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+        content: Any = load_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
         json.dumps(content, default=str)  # a value that contains itself cannot be shown
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())

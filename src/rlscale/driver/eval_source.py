@@ -17,6 +17,7 @@ import yaml
 
 from rlscale.checkpoint.store import Checkpoint, CheckpointStore
 from rlscale.config import LossType, TrainBackendName
+from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.model_path import check_model_path
 from rlscale.models.resolve_model import is_hf_folder
@@ -212,7 +213,7 @@ def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 def _read_config(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise DataError(f"{path} must be the config of a run, got {' '.join(str(error).split())}") from error
     groups = values if isinstance(values, Mapping) else {"": values}

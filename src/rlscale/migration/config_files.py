@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from rlscale.config.yaml_aliases import compose_yaml
 from rlscale.errors import ConfigError, Problem
 from rlscale.migration.argument_tables import read_table
 from rlscale.migration.foreign_arguments import Argument, Project, Reading
@@ -45,7 +46,7 @@ def compose_file(path: Path) -> yaml.MappingNode | None:
     Raises ConfigError when it is no YAML or JSON.
     """
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = compose_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem(path="input", rule="be readable", value=str(path), fix=str(error))
         raise ConfigError([problem]) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from rlscale.config.keys import keys
@@ -21,6 +22,7 @@ from rlscale.migration.translation_draft import Conversion, TranslationDraft, pl
 SFT = "slime.rollout.sft_rollout.generate_rollout"
 BUILT_IN = "slime.rollout.sglang_rollout.generate_rollout"
 NONZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+BUFFER_CLIENT = "slime_plugins.rollout_buffer."
 OPSM_DELTA = 1e-4
 
 VERSIONS = ("v0.1.0", "v0.2.0", "v0.2.1", "v0.2.2", "v0.2.3", "v0.2.4", "v0.3.0", "v0.3.1", "HEAD")
@@ -34,6 +36,7 @@ def translate_slime(draft: TranslationDraft) -> None:
     _user_code(draft)
     if "train.true_on_policy_mode" in draft.settings:
         draft.write("rollout.engine", Setting(value="embedded"), "only its kernels can run in the trainer")
+    _rollout_files(draft)
     write_defaults(draft)
     choose_model(draft)
     draft.note(Kind.variable, "slime", recognise(draft))
@@ -127,6 +130,8 @@ def _rollout_function(draft: TranslationDraft, argument: Argument, row: TableRow
             draft.write("data.apply_chat_template", Setting(value=True), reason)
     elif path == BUILT_IN:
         draft.report(argument, Kind.dropped, "is the built-in function")
+    elif path.startswith(BUFFER_CLIENT) and draft.has("--rollout-buffer-url"):
+        draft.report(argument, Kind.dropped, "is slime's client of the buffer; buffer.url needs no function")
     elif "fully_async" in path and row.key == "rollout.function_path":
         note = "generation that never waits: rollout.max_staleness with updates in flight"
         draft.set(argument, "rollout.max_staleness", Setting(value=1), note=note)
@@ -208,6 +213,13 @@ def _weights(draft: TranslationDraft, argument: Argument, row: TableRow) -> None
             draft.set(argument, "train.weight_channel", Setting(value=channel))
 
 
+def _warmup_iters(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    if draft.has("--lr-warmup-fraction"):
+        draft.report(argument, Kind.dropped, "has no effect: --lr-warmup-fraction takes precedence")
+    else:
+        draft.rename(argument, replace(row, conversion=""))
+
+
 def _zero(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     is_zero = re.fullmatch(r"0*\.?0*", argument.value) is not None
     draft.report(argument, Kind.dropped if is_zero else Kind.lost, row.note)
@@ -256,6 +268,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "weights": _weights,
         "spec": _spec,
         "role_file": _role_file,
+        "warmupiters": _warmup_iters,
         "zero": _zero,
         "config": _config,
         "model": _later,
@@ -284,6 +297,17 @@ def _staleness(draft: TranslationDraft) -> None:
     if draft.has("--colocate"):
         subject = "train_async.py with --colocate"
         draft.note(Kind.wrong, subject, "slime refuses it: generation and training need separate GPUs")
+
+
+def _rollout_files(draft: TranslationDraft) -> None:
+    """One file of every rollout, where slime writes each rollout over the one before."""
+    path = "debug.save_rollout_data"
+    setting = draft.settings.get(path)
+    if setting is None or not isinstance(setting.value, str) or "{rollout_id}" in setting.value or setting.text:
+        return
+    stem, suffix = posixpath.splitext(setting.value)
+    reason = "slime writes every rollout to the same file; rlscale keeps one file for each"
+    draft.write(path, Setting(value=f"{stem}_{{rollout_id}}{suffix}"), reason)
 
 
 def _user_code(draft: TranslationDraft) -> None:

@@ -37,6 +37,7 @@ def translate_verl(draft: TranslationDraft) -> None:
     _launcher(draft)
     _batches(draft)
     write_defaults(draft, supervised=is_supervised(draft))
+    _groups_of_one(draft)
     if draft.settings.get("algo.advantage_estimator", Setting(value="")).value == "ppo":
         for path, value in (("critic.lr", 1e-5), ("critic.value_clip", 0.5)):
             if path not in draft.settings:
@@ -172,6 +173,13 @@ def _weights_of(draft: TranslationDraft, argument: Argument, row: TableRow) -> N
     """Importance weights between trainer and engine."""
     if argument.value.lower() in ("null", "none"):
         draft.report(argument, Kind.dropped, "is off")
+        return
+    bypass, loss = (draft.given(f"algorithm.rollout_correction.{name}") for name in ("bypass_mode", "loss_type"))
+    if bypass is not None and bypass.value.lower() == "true" and (loss is None or loss.value == "ppo_clip"):
+        text = (
+            "has no effect on the loss with bypass_mode: the ratio is that to the engine, and verl reports the weight"
+        )
+        draft.report(argument, Kind.dropped, text)
         return
     draft.set(argument, "algo.use_tis", Setting(value=True))
     if argument.value == "sequence":
@@ -426,6 +434,20 @@ def _batches(draft: TranslationDraft) -> None:
     nodes = draft.settings.get("cluster.actor_num_gpus_per_node")
     if nodes is not None and "cluster.num_gpus_per_node" not in draft.settings:
         draft.write("cluster.num_gpus_per_node", replace(nodes, comment=""), "the GPUs of a node")
+
+
+def _groups_of_one(draft: TranslationDraft) -> None:
+    """One sample of a prompt: verl subtracts 0 and divides by 1, where the mean would leave no advantage."""
+    estimator = draft.given("algorithm.adv_estimator")
+    if estimator is None or samples_per_prompt(draft) != 1 or is_supervised(draft):
+        return
+    if estimator.value in ("grpo", "grpo_vectorized", "rloo", "reinforce_plus_plus_baseline"):
+        if estimator.value == "rloo":
+            draft.settings["algo.advantage_estimator"] = Setting(
+                value="grpo", comment="rloo of one sample is its reward"
+            )
+        reason = f"in a group of one sample {estimator.value} of verl has no baseline: the advantage is the reward"
+        draft.write("algo.rewards_normalization", Setting(value=False), reason)
 
 
 def _reward(draft: TranslationDraft) -> None:

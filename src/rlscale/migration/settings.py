@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 import yaml
 
 from rlscale.config.keys import Key
+from rlscale.config.yaml_aliases import load_yaml
 from rlscale.migration.shell_values import Piece, Text, template_of, value_of
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*)?\.?\d+([eE][-+]?\d+)?|[-+]?\d+\.")
@@ -141,7 +142,7 @@ def _collect(parts: list[Setting]) -> Setting:
 def _mapping(texts: tuple[Text, ...], key: Key) -> Setting:
     try:
         # A shell splits `{"a": 1}` of an array that is expanded without quotes.
-        parsed = yaml.safe_load(" ".join(map(value_of, texts))) if texts else {}
+        parsed = load_yaml(" ".join(map(value_of, texts))) if texts else {}
     except yaml.YAMLError:
         parsed = None
     if not isinstance(parsed, dict):

@@ -1,5 +1,6 @@
 """The command `rlscale-sweep`: shows a sweep again and runs failed jobs again."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_jobs_without_a_result_are_counted(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "jobs" / "0.json").unlink()
     assert main([str(tmp_path)]) == 0
     assert "1 job without a result; --resume runs what failed or is missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", '{"index": 0,', "[]", "{}", '{"index": "0", "overrides": 1}', "\xff"])
+def test_a_damaged_record_is_named_and_the_other_jobs_are_shown(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["algo.eps_clip=0.1"], ["algo.eps_clip=0.2"]
+    command = {"overrides": ["algo.eps_clip=0.1,0.2"], "config_dir": None, "direction": "maximize", "jobs": overrides}
+    (tmp_path / "sweep.json").write_text(json.dumps(command))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0.json").write_bytes(text.encode("latin-1"))
+    (tmp_path / "jobs" / "notes.json").write_text("a file of the user")
+    job = {"index": 1, "overrides": overrides[1], "seconds": 1.0, "run_dir": "runs/1", "objective": 0.5}
+    (tmp_path / "jobs" / "1.json").write_text(json.dumps(job))
+    assert main([str(tmp_path)]) == 0
+    found = capsys.readouterr()
+    file, fix = tmp_path / "jobs" / "0.json", "delete it; --resume runs the job again"
+    assert found.err == f"rlscale-sweep: {file} must be the record of a job, got something else; {fix}\n"
+    assert "best: job 2, objective 0.5" in found.out and "1 job without a result" in found.out
 
 
 def test_a_folder_without_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

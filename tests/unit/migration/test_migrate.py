@@ -155,6 +155,75 @@ def test_a_bare_command_line() -> None:
     assert "override /model: qwen3_4b" in found.yaml
 
 
+VERL = [
+    "python3",
+    "-m",
+    "verl.trainer.main_ppo",
+    "actor_rollout_ref.model.path=Qwen/Qwen3-4B",
+    "data.train_files=a.parquet",
+]
+SLIME = ["--hf-checkpoint", "Qwen/Qwen3-4B", "--n-samples-per-prompt", "8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"algo.advantage_estimator": "ppo"}),
+        (["algorithm.adv_estimator=grpo"], {"algo.rewards_normalization": False}),
+        (
+            ["algorithm.adv_estimator=rloo", "actor_rollout_ref.rollout.n=1"],
+            {"algo.advantage_estimator": "grpo", "algo.rewards_normalization": False},
+        ),
+    ],
+)
+def test_groups_of_one_sample_of_verl(words: list[str], expected: dict[str, Any]) -> None:
+    found = rlscale.migrate([*VERL, *words])
+    assert values(found).items() >= expected.items()
+    assert found.problems == ()
+    more = rlscale.migrate([*VERL, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=8"])
+    assert "algo.rewards_normalization" not in values(more)
+
+
+@pytest.mark.parametrize(
+    ("words", "dropped", "expected"),
+    [
+        (
+            ["--lr-warmup-iters", "10", "--lr-warmup-fraction", "0.1"],
+            "--lr-warmup-iters",
+            {"optim.warmup_ratio": 0.1},
+        ),
+        (["--save-debug-rollout-data", "/a/b.pt"], None, {"debug.save_rollout_data": "/a/b_{rollout_id}.pt"}),
+        (
+            [
+                "--rollout-function-path",
+                "slime_plugins.rollout_buffer.x.generate",
+                "--rollout-buffer-url",
+                "http://a:1",
+            ],
+            "--rollout-function-path",
+            {"buffer.url": "http://a:1"},
+        ),
+    ],
+)
+def test_arguments_of_slime_that_another_one_replaces(
+    words: list[str], dropped: str | None, expected: dict[str, Any]
+) -> None:
+    found = rlscale.migrate([*SLIME, *words])
+    assert values(found).items() >= expected.items()
+    assert dropped is None or dropped in kinds(found, Kind.dropped)
+    assert not [
+        problem for problem in found.problems if problem.path.startswith(("debug", "optim", "rollout.function"))
+    ]
+
+
+def test_the_weight_that_verl_only_reports_is_not_used() -> None:
+    name = "algorithm.rollout_correction"
+    words = [*VERL, "algorithm.adv_estimator=grpo", f"{name}.bypass_mode=True", f"{name}.rollout_is=token"]
+    found = rlscale.migrate([*words, f"{name}.rollout_is_threshold=2.0", f"{name}.rollout_is_batch_normalize=false"])
+    assert "algo.use_tis" not in values(found) and f"{name}.rollout_is" in kinds(found, Kind.dropped)
+    assert found.problems == ()
+
+
 def test_secrets_are_not_written() -> None:
     found = rlscale.migrate(["--hf-checkpoint", "Qwen/Qwen3-4B", "--use-wandb", "--wandb-key", "abc123secret"])
     assert "abc123secret" not in found.yaml

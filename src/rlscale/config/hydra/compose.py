@@ -68,8 +68,7 @@ class Composed:
     def find_node(self, path: str) -> yaml.Node | None:
         """The value of `path` in the file that applies; None when the command line set it, or no file did."""
         # `command_line_keys` has a whole mapping where one of its entries was set.
-        typed = [override.lstrip("+").partition("=")[0] for override in self.overrides if override.startswith("++")]
-        if any(path == name or path.startswith(f"{name}.") for name in typed):
+        if any(_sets(override, path) for override in self.overrides if override.startswith("++")):
             return None
         found = None
         for package, file in self._files:
@@ -97,6 +96,21 @@ class Composed:
         return _option_files(options, self.folders, self.folders.state())
 
 
+def _sets(override: str, path: str) -> bool:
+    """Whether an override of a key gives `path` its value. A mapping does so for its own entries only."""
+    name = override.lstrip("+").partition("=")[0]
+    if not path.startswith(f"{name}."):
+        return path == name
+    value: Any = override_parser().parse_override(override).value()
+    for part in path.removeprefix(f"{name}.").split("."):
+        if not isinstance(value, Mapping):
+            return True
+        if part not in map(str, value):
+            return False
+        value = next(each for key, each in value.items() if str(key) == part)
+    return True
+
+
 def _option_files(options: Sequence[str], folders: ConfigFolders, state: Hashable) -> Sequence[tuple[str, Path]]:
     """Package and file of the options that `options` select; `state` changes when a file does."""
     defaults = _compose_options(options, folders, state).defaults
@@ -109,7 +123,7 @@ def compose(overrides: Sequence[str], *, command_line_keys: set[str], folders: C
     kept, problems = list(overrides), list[Problem]()
     try:
         nested = _compose_options_once(kept, folders) or _plain(_load(kept, problems, folders))
-    except _FAILURES as error:
+    except FAILURES as error:
         return _read_without_hydra(kept, command_line_keys, folders, problems=problems, error=error)
     # A file that sets its own group lacks the package line; a dotted name would override the command line.
     if any(group in nested for group in GLOBAL_GROUPS) or _has_unusual_key(nested, ""):
@@ -137,7 +151,7 @@ def _compose_options_once(overrides: Sequence[str], folders: ConfigFolders) -> d
         if not _is_literal(value) or not _is_free(values, path):
             try:
                 return _plain(apply_overrides(values, parsed[number:]))
-            except _FAILURES:
+            except FAILURES:
                 return None
         set_nested(values, path, value)
     return values
@@ -197,7 +211,8 @@ def _has_unusual_key(values: Mapping[str, Any], prefix: str) -> bool:
     )
 
 
-_FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
+FAILURES = (HydraException, RecursionError, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError)
+"""Errors of Hydra, OmegaConf and YAML about files and overrides."""
 
 
 def _load(overrides: list[str], problems: list[Problem], folders: ConfigFolders) -> DictConfig:

@@ -18,7 +18,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -30,6 +29,7 @@ from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.run_config import RunConfig
+from rlscale.config.yaml_aliases import load_yaml
 
 NAME = "rlscale"
 WHOLE, SCHEMA = "run", "schema"
@@ -112,7 +112,7 @@ def _read(folders: ConfigFolders, group: str, option: str) -> dict[str, Any]:
 
 
 def _load_yaml(file: Path) -> dict[str, Any]:
-    values = yaml.load(file.read_text(encoding="utf-8"), Loader=YamlLoader)
+    values = load_yaml(file.read_text(encoding="utf-8"), YamlLoader)
     assert isinstance(values, dict), f"{file} must contain a mapping"
     return values
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.default_element import ConfigDefault, GroupDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders
+from rlscale.config.yaml_aliases import check_aliases
 
 HYDRA, OMEGACONF = "1.3.8", "2.3.1"
 """The versions that this module was written for."""
@@ -55,7 +56,22 @@ def make_loader(folders: ConfigFolders) -> Loader:
         search_path.append(
             "command-line", f"file://{folders.extra}", anchor=SearchPathQuery(provider="main", path=None)
         )
-    return ConfigLoaderImpl(search_path)
+    loader = ConfigLoaderImpl(search_path)
+    loader.repository = _LimitedRepository(search_path, folders)
+    return loader
+
+
+class _LimitedRepository(ConfigRepository):
+    """The files of the config; one whose aliases repeat too many values raises AliasError before Hydra loads it."""
+
+    def __init__(self, search_path: ConfigSearchPath, folders: ConfigFolders) -> None:
+        super().__init__(search_path)
+        self._folders = folders
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        if file := self._folders.find_file(config_path.strip("/").removesuffix(".yaml")):
+            check_aliases(file.read_text(encoding="utf-8"), YamlLoader)
+        return super().load_config(config_path)
 
 
 class _AppRepository(CachingConfigRepository):

@@ -14,6 +14,8 @@ from rlscale.config.hydra.grammar import split_entries
 from rlscale.config.keys import Key, keys
 
 _FUNCTION = re.compile(r"\s*\w+\(")
+_CHOICE = re.compile(r"((?:\s*(?:shuffle|tag)\([^()]*?)?\s*(?:choice|shuffle)\s*\()(.*?)([\s)]*\))", re.DOTALL)
+"""A list of values in Hydra's syntax, e.g. choice(1e3,2): what is before the values, they, and what is after them."""
 _TEXTS = (str, list[str], dict[str, str])
 
 
@@ -24,6 +26,9 @@ def quote_texts(key: Key, value: Any, typed: str) -> str:
         value: as Hydra parses it.
         typed: as the user typed it.
     """
+    if isinstance(value, ChoiceSweep) and (choice := _CHOICE.fullmatch(typed)):
+        before, entries, after = choice.groups()
+        return f"{before}{_quote_entries(key, value.list, entries) or entries}{after}"
     # The result of a function, e.g. int(3.0), is not what was typed.
     if key.type not in _TEXTS or not _is_changed(value) or _FUNCTION.match(typed):
         return typed

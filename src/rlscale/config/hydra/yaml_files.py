@@ -17,6 +17,7 @@ from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.internals import YamlLoader
 from rlscale.config.keys import nodes
+from rlscale.config.yaml_aliases import AliasError, compose_yaml
 from rlscale.errors import Problem
 
 GLOBAL = "# @package _global_"
@@ -149,7 +150,7 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
     report = problems.add
     try:
         text = file.path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=YamlLoader)
+        root = compose_yaml(text, YamlLoader)
     except yaml.MarkedYAMLError as error:
         # YAML counts lines from 0.
         line, fix = (
@@ -162,6 +163,9 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         return []
     except RecursionError:
         report(1, "be nested less deeply", "too many brackets", "close every bracket")
+        return []
+    except AliasError as error:
+        report(1, "expand to fewer values", "too many", str(error))
         return []
     except (OSError, ValueError, yaml.YAMLError) as error:
         report(1, "be a text file that contains YAML", f'"{str(error).splitlines()[0]}"', "save it as text in UTF-8")

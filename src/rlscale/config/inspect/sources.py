@@ -14,6 +14,7 @@ from rlscale.config.errors import nearest
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.serialize import to_dict
+from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, Problem
 
 CONFIG_FILE = "config.yaml"  # in a run folder
@@ -60,7 +61,7 @@ def read_source(text: str, *, config_dir: Path | None = None) -> ConfigSource:
 def _read_file(file: Path) -> dict[str, Any]:
     fix = f"name a run folder, or the {CONFIG_FILE} in it"
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = load_yaml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([Problem(path=str(file), rule="be readable", value=str(error), fix=fix)]) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -27,6 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rlscale.config.errors import describe_rule, nearest, show
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.yaml_aliases import check_aliases
 from rlscale.errors import ConfigError, Problem
 
 _BODY_KEYS = ("defaults", "datasets")
@@ -153,7 +154,9 @@ def _read_body(path: str) -> Mapping[str, Any]:
     """The mapping with `datasets`: the value of `eval`, or the whole file."""
     try:
         # Like slime: OmegaConf resolves `${...}`, and rejects a key that is given twice.
-        loaded = OmegaConf.load(Path(os.path.expanduser(path)))
+        file = Path(os.path.expanduser(path))
+        check_aliases(file.read_text(encoding="utf-8"))
+        loaded = OmegaConf.load(file)
         content: Any = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise _error("name a readable YAML file", path, " ".join(str(error).split())) from error

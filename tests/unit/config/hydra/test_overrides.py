@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from rlscale.config import KlType, load_config
 from rlscale.config.hydra.overrides import parse_command_line
-from rlscale.config.hydra.sweep.expand import job_problems
+from rlscale.config.hydra.sweep.expand import all_jobs, job_problems
+from rlscale.config.hydra.sweep.job_launcher import user_overrides
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
 from tests.unit.config.config_errors import config_errors, only_error
@@ -329,6 +330,15 @@ def test_the_result_of_a_function_is_no_text() -> None:
 def test_the_texts_of_a_sweep_have_the_characters_that_were_typed() -> None:
     line = parse_command_line(["logging.wandb.group=1e3,x,010", "run.name=1_0"], GROUPS, multirun=True)
     assert line.overrides[1:] == ['++logging.wandb.group="1e3",x,010', '++run.name="1_0"']
+
+
+@pytest.mark.parametrize(
+    "typed", ["choice(1e3, x,1_0)", "tag(a,b,choice(1e3,x,1_0))", "shuffle(choice( 1e3,x,1_0 ))", "shuffle(1e3,x,1_0)"]
+)
+def test_the_texts_of_a_sweep_with_a_function_have_the_characters_that_were_typed(typed: str) -> None:
+    line = parse_command_line([f"run.name={typed}"], GROUPS, multirun=True)
+    jobs = [user_overrides(job) for job in all_jobs(line)]
+    assert sorted(load_config(job).run.name for job in jobs) == ["1_0", "1e3", "x"]
 
 
 @pytest.mark.parametrize(

@@ -293,3 +293,6 @@ def test_a_text_has_the_characters_of_its_file(tmp_path: Path, written: str) -> 
     words = ["experiment=mine", "run.name=str(7)", "train.env_vars.A=int(8.0)"]
     config = load_config(words, config_dir=tmp_path)
     assert (config.run.name, config.train.env_vars) == ("7", {"A": "8", "B": written})
+    # A mapping on the command line adds entries, and leaves the others as the file has them.
+    config = load_config(["experiment=mine", "train.env_vars={A: 1, C: yes}"], config_dir=tmp_path)
+    assert config.train.env_vars == {"A": "1", "B": written, "C": "yes"}

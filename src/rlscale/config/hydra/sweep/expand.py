@@ -10,13 +10,12 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import IntervalSweep, Override
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.check_fields import check_fields
 from rlscale.config.errors import COMMAND_LINE, nearest
+from rlscale.config.hydra.compose import FAILURES
 from rlscale.config.hydra.config_folders import PRIMARY
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.overrides import MAX_JOBS, CommandLine, count_values
@@ -99,7 +98,7 @@ def hydra_problems(line: CommandLine, loader: ConfigLoader) -> list[Problem]:
     right = [str(override.input_line) for override, problem in groups if problem is None]
     try:
         known = loader.load_configuration(PRIMARY, right, RunMode.MULTIRUN)
-    except (HydraException, OmegaConfBaseException):
+    except FAILURES:
         return problems  # the problem is in a file; compose reports it
     keys = (override for override in own if "/" not in override.key_or_group)
     return problems + [problem for override in keys if (problem := _key_problem(override, known))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -12,6 +13,8 @@ from pathlib import Path
 from rlscale.errors import ConfigError, Problem
 
 JOBS_FOLDER, COMMAND_FILE = "jobs", "sweep.json"
+
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 class Direction(StrEnum):
@@ -46,6 +49,7 @@ class SweepResult:
     jobs: tuple[JobRecord, ...]
     direction: Direction = Direction.maximize
     interrupted: bool = False
+    unreadable: tuple[Path, ...] = ()  # files that should contain the record of a job
 
     @property
     def swept(self) -> tuple[str, ...]:
@@ -118,7 +122,7 @@ class RecordFolder:
         """Deletes the records of an earlier sweep in this folder."""
         kept = {record.index for record in self.read_all() if record.error is None} if keep_successful else set()
         for file in self._folder.glob("*.json"):
-            if int(file.stem) not in kept:
+            if file.stem not in map(str, kept):
                 file.unlink()
 
     def renumber(self, jobs: Sequence[tuple[str, ...]]) -> None:
@@ -140,13 +144,35 @@ class RecordFolder:
         temporary.replace(file)
 
     def read(self, index: int) -> JobRecord | None:
+        """None: there is no file, or it contains no record."""
         file = self._folder / f"{index}.json"
         if not file.is_file():
             return None
-        values = json.loads(file.read_text(encoding="utf-8"))
-        return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+        try:
+            return _parse_record(file.read_text(encoding="utf-8"), index)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
 
     def read_all(self) -> Sequence[JobRecord]:
-        """In the order of the jobs."""
-        indices = sorted(int(file.stem) for file in self._folder.glob("*.json"))
-        return [record for index in indices if (record := self.read(index)) is not None]
+        """In the order of the jobs, without unreadable ones."""
+        return [record for index in self._indices() if (record := self.read(index)) is not None]
+
+    def unreadable(self) -> tuple[Path, ...]:
+        """The files that contain no record, e.g. because a disk was full."""
+        return tuple(self._folder / f"{index}.json" for index in self._indices() if self.read(index) is None)
+
+    def _indices(self) -> list[int]:
+        return sorted(int(file.stem) for file in self._folder.glob("*.json") if _INDEX.fullmatch(file.stem))
+
+
+def _parse_record(text: str, index: int) -> JobRecord:
+    """Raises ValueError, KeyError or TypeError when the text is not the record of job `index`."""
+    values = json.loads(text)
+    record = JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+    numbers = [record.seconds, *([] if record.objective is None else [record.objective])]
+    texts = [*record.overrides, record.run_dir, *([] if record.error is None else [record.error])]
+    if record.index != index or not all(isinstance(each, str) for each in texts):
+        raise ValueError(f"it must be the record of job {index}")
+    if any(isinstance(each, bool) or not isinstance(each, int | float) for each in numbers):
+        raise TypeError("seconds and objective must be numbers")
+    return record

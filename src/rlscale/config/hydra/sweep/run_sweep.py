@@ -11,12 +11,11 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.errors import ALL_KEYS
+from rlscale.config.hydra.compose import FAILURES
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.internals import Loader, compose_sweep, make_loader, sweep_context
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
@@ -121,8 +120,11 @@ def _check_jobs(line: CommandLine, checker: JobChecker, *, sweeper: DictConfig |
 def read_sweep(folder: Path, *, interrupted: bool = False) -> SweepResult:
     """The finished jobs of a sweep, in its folder; raises ConfigError when there is no sweep."""
     command = SweepCommand.read(folder)
-    jobs = tuple(RecordFolder(folder).read_all())
-    return SweepResult(folder=folder, jobs=jobs, direction=command.direction, interrupted=interrupted)
+    files = RecordFolder(folder)
+    jobs, direction = tuple(files.read_all()), command.direction
+    return SweepResult(
+        folder=folder, jobs=jobs, direction=direction, interrupted=interrupted, unreadable=files.unreadable()
+    )
 
 
 def _compose(line: CommandLine, loader: Loader, checker: JobChecker) -> DictConfig:
@@ -132,7 +134,7 @@ def _compose(line: CommandLine, loader: Loader, checker: JobChecker) -> DictConf
         checker.check_some(some_jobs(line), known=[*line.problems, *wrong, *value_problems(line)])
     try:
         return compose_sweep(loader, [*line.overrides, *_sweep_folder(line)])
-    except (HydraException, OmegaConfBaseException) as error:
+    except FAILURES as error:
         checker.check_some(
             some_jobs(line), known=[*line.problems, *value_problems(line)]
         )  # problems of a job are more specific
