@@ -72,7 +72,7 @@ LONGEST_FIRST = (
     "tests/unit/cli/test_plan.py",
     "tests/unit/engines/embedded/test_scheduler.py",
     "tests/unit/training/fsdp/test_backend.py",
-    "tests/unit/config/test_errors.py",
+    "tests/unit/config/test_problems.py",
     "tests/property/test_algo.py",
     "tests/unit/cli/test_app.py",
 )

@@ -35,7 +35,7 @@ BANNED_PHRASES = re.compile(
 """
 
 SHARED_BASENAMES = frozenset(
-    {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step", "errors"}
+    {"__init__", "backend", "policy", "critic", "rank", "checkpoint", "config", "model", "step"}
 )
 """Basenames that several packages may use, because each has the same role there."""
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from rlscale.config.errors import show
 from rlscale.config.keys import find_key, keys
+from rlscale.config.problems import show
 from rlscale.config.serialize import flatten
 from rlscale.config.unsupported import supported_values
 from rlscale.migration.argument_tables import TableRow, read_defaults, read_table

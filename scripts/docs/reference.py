@@ -12,13 +12,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.inspect.help import group_summary, option_summary
 from rlscale.config.inspect.json_schema import make_schemas, recorded_types
 from rlscale.config.keys import Key, keys
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
+from rlscale.config.problems import show
 from rlscale.config.rules.library_args import REFUSED
 from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from scripts.docs.algorithms import make_page

@@ -17,11 +17,11 @@ import rlscale
 from rlscale.cli.arguments import CommandArguments, parse_arguments
 from rlscale.cli.long_paths import long_path_problem
 from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
-from rlscale.config.errors import show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.config.keys import keys
 from rlscale.config.load import CheckConfig, check_nothing, with_origin
+from rlscale.config.problems import show
 from rlscale.config.unsupported import WAITING_OPTIONS
 from rlscale.errors import (
     CheckError,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlscale.config.errors import nearest
+from rlscale.config.problems import nearest
 from rlscale.errors import Problem
 
 FLAGS = ("--help", "--version", "--multirun", "--cfg", "--shell-completion", "--config-dir")

@@ -17,7 +17,7 @@ from rlscale.agents.agent_contracts import AGENT_CONTRACTS
 from rlscale.cli.app import OK, WRONG_INPUT, format_errors
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import load_config_with_notes
-from rlscale.config.errors import nearest
+from rlscale.config.problems import nearest
 from rlscale.errors import ConfigError, Problem
 from rlscale.plugins.contracts import CONTRACTS as PLUGIN_CONTRACTS
 

@@ -18,7 +18,7 @@ import rlscale
 from rlscale.cli.app import FAILED, OK, WRONG_INPUT, format_errors
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import ModelBuild
-from rlscale.config.errors import nearest
+from rlscale.config.problems import nearest
 from rlscale.errors import ConfigError, Problem, RenderError, count_noun
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rlscale.cli.app import FAILED, OK, WRONG_INPUT, format_errors
 from rlscale.cli.arguments import CommandArguments, parse_arguments
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.config import Device, LoadedConfig, load_config_with_notes
-from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import PLAIN_OVERRIDE, SINGLE_VALUE_RULE
+from rlscale.config.problems import nearest
 from rlscale.config.user_functions import check_hooks
 from rlscale.errors import ConfigError, Problem
 from rlscale.launch import kuberay, skypilot, slurm

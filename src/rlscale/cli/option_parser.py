@@ -36,7 +36,7 @@ class OptionParser(argparse.ArgumentParser):
     def _rephrase(self, message: str) -> str:
         """`<argument> must <rule>, got <value>; <what to do>`. An unknown message stays as it is."""
         # Imported here: rlscale-serve starts without the config.
-        from rlscale.config.errors import nearest
+        from rlscale.config.problems import nearest
 
         see = f"{self.prog} --help lists the arguments"
         if found := _CHOICE.fullmatch(message):

@@ -15,8 +15,8 @@ from rlscale.cli.arguments import parse_arguments
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.plan_schedule import COSTS_FLAG, FLAG, parse_costs, print_schedules
 from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_notes
-from rlscale.config.errors import nearest
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
+from rlscale.config.problems import nearest
 from rlscale.errors import ConfigError, Problem
 from rlscale.plan import HARDWARE, Hardware, Plan, find_hardware, find_suggestions, find_unsupported, make_plan
 from rlscale.plan.rollout_simulation import NO_COSTS, EngineCosts

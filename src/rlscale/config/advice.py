@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlscale.config.errors import default_fix, show
 from rlscale.config.hydra.compose import Composed
 from rlscale.config.hydra.config_folders import short_path
 from rlscale.config.keys import Key, find_key, keys, nodes
 from rlscale.config.passthrough import is_passthrough
+from rlscale.config.problems import default_fix, show
 from rlscale.config.resolve.draft import Derived
 from rlscale.errors import Problem
 

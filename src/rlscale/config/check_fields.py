@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import MISSING
 from pydantic import TypeAdapter, ValidationError
 
-from rlscale.config.errors import from_pydantic, not_a_group, unset_key
 from rlscale.config.keys import keys, nodes
 from rlscale.config.passthrough import check_passthrough, check_resolved, is_passthrough, passthrough_groups
+from rlscale.config.problems import from_pydantic, not_a_group, unset_key
 from rlscale.config.run_config import RunConfig
 from rlscale.config.schema import Origin, get_value, nested_values, set_value, type_problem
 from rlscale.config.unknown_keys import unknown_key

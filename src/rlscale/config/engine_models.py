@@ -23,8 +23,8 @@ from typing import Any
 
 import yaml
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.passthrough.check import check_passthrough
+from rlscale.config.problems import nearest, show
 from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, Problem

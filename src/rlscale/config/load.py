@@ -12,13 +12,13 @@ from pathlib import Path
 from rlscale.config.advice import Advisor
 from rlscale.config.check_fields import CheckedFields, check_fields
 from rlscale.config.engine_models import merge_engine_file
-from rlscale.config.errors import ALL_KEYS, DEFAULT, DERIVED, show
 from rlscale.config.groups.custom import merge_custom_file
 from rlscale.config.hydra.compose import Composed, compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import is_passthrough
+from rlscale.config.problems import ALL_KEYS, DEFAULT, DERIVED, show
 from rlscale.config.resolve.defaults import resolve
 from rlscale.config.resolve.draft import Derived
 from rlscale.config.rules import check_given_rope_type, check_rules, find_warnings

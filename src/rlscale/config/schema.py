@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.errors import default_fix, show, wrong_type
 from rlscale.config.hydra.interpolation import explain_interpolation, is_complete, is_interpolated
 from rlscale.config.keys import Key, keys
+from rlscale.config.problems import default_fix, show, wrong_type
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from rapidfuzz.distance import OSA
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.foreign_words import find_foreign, foreign_keys, meaning_of
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import keys, nodes
 from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.recorded import read_recorded
+from rlscale.config.problems import nearest, show
 from rlscale.errors import Problem
 
 _LAST_GROUPS = ("eval", "critic", "router", "gateway", "agent", "megatron", "reward", "sandbox", "debug", "buffer")

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.architectures.family import find_family
-from rlscale.config.errors import show
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.rules import server_groups, warn_ignored
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.run_config import RunConfig

@@ -16,11 +16,11 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.errors import nearest
 from rlscale.config.groups.algo import LossType, compares_policies
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.custom import PARAMETER
 from rlscale.config.groups.train import TrainBackendName
+from rlscale.config.problems import nearest
 from rlscale.config.rules import (
     builtin_rewards,
     frozen_models,

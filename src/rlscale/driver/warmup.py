@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlscale.config import EngineKind, RunConfig, config_hash, load_config, to_dict
-from rlscale.config.errors import nearest
 from rlscale.config.groups.data import prompt_paths
 from rlscale.config.hydra.config_folders import ConfigFolders
+from rlscale.config.problems import nearest
 from rlscale.data.data_paths import find_data_files
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.models.resolve_model import cache_root, is_hf_folder

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from rlscale.config.errors import nearest
+from rlscale.config.problems import nearest
 from rlscale.errors import Problem, show
 from rlscale.launch.options import JobOptions, KubeRayOptions, SkyPilotOptions, SlurmOptions
 from rlscale.secrets import redact_override

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
-from rlscale.config.errors import show
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import WeightChannelName
+from rlscale.config.problems import show
 from rlscale.config.rules import check_rules
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.plan import Plan

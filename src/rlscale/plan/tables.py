@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlscale.config import TrainBackendName
-from rlscale.config.errors import show
+from rlscale.config.problems import show
 from rlscale.errors import count_noun
 from rlscale.plan.engine_memory import EngineMemory
 from rlscale.plan.fsdp_memory import TrainerMemory

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from rlscale.config import RunConfig, TrainBackendName
-from rlscale.config.errors import nearest
+from rlscale.config.problems import nearest
 from rlscale.plugins.argument_keys import ARGUMENT_KEYS
 
 

@@ -14,8 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.errors import show
 from rlscale.config.hydra.internals import YamlLoader
+from rlscale.config.problems import show
 from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import Problem
 

@@ -18,13 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlscale.config.errors import ALL_KEYS, COMMAND_LINE
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.hydra_overrides import failed_override
 from rlscale.config.hydra.internals import YamlLoader, apply_overrides, compose_app, make_loader, override_parser
 from rlscale.config.hydra.typed_texts import restore_texts
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS, YamlFiles, read_yaml_files, set_nested, value_of
 from rlscale.config.keys import keys, nodes
+from rlscale.config.problems import ALL_KEYS, COMMAND_LINE
 from rlscale.errors import Problem
 
 
@@ -97,7 +97,7 @@ class Composed:
 
 
 def _sets(override: str, path: str) -> bool:
-    """Whether an override of a key gives `path` its value. A mapping does so for its own entries only."""
+    """Whether an override of a key gives `path` its value. A mapping sets its entries only."""
     name = override.lstrip("+").partition("=")[0]
     if not path.startswith(f"{name}."):
         return path == name

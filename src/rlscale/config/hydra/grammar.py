@@ -9,9 +9,9 @@ from typing import get_args, get_origin
 
 from hydra.errors import HydraException
 
-from rlscale.config.errors import corrected_text, default_fix, quoted
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.keys import Key
+from rlscale.config.problems import corrected_text, default_fix, quoted
 from rlscale.config.schema import type_problem
 
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}

@@ -9,8 +9,8 @@ from hydra.conf import HydraConf
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
-from rlscale.config.errors import COMMAND_LINE, nearest, show
 from rlscale.config.hydra.internals import inner_node
+from rlscale.config.problems import COMMAND_LINE, nearest, show
 from rlscale.errors import Problem
 
 

@@ -17,7 +17,6 @@ from typing import Any, get_origin
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep, Sweep
 from hydra.errors import HydraException
 
-from rlscale.config.errors import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.foreign_words import VALUE_WORDS, find_foreign
 from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quoted
 from rlscale.config.hydra.internals import override_parser
@@ -25,6 +24,7 @@ from rlscale.config.hydra.typed_texts import quote_texts
 from rlscale.config.hydra.written_overrides import write_override
 from rlscale.config.keys import find_key, nodes
 from rlscale.config.passthrough import is_passthrough
+from rlscale.config.problems import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.schema import type_problem
 from rlscale.config.unknown_keys import nearest_key, nearest_target, note, unknown_key
 from rlscale.errors import Problem

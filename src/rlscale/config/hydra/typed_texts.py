@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import ChoiceSweep
 
-from rlscale.config.errors import quoted
 from rlscale.config.hydra.grammar import split_entries
 from rlscale.config.keys import Key, keys
+from rlscale.config.problems import quoted
 
 _FUNCTION = re.compile(r"\s*\w+\(")
 _CHOICE = re.compile(r"((?:\s*(?:shuffle|tag)\([^()]*?)?\s*(?:choice|shuffle)\s*\()(.*?)([\s)]*\))", re.DOTALL)

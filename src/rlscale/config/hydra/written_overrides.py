@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import get_args, get_origin
 
 from rlscale.config.corrected_values import corrected_choice
-from rlscale.config.errors import corrected_text, quoted
 from rlscale.config.hydra.grammar import is_accepted, shell_quoted
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.keys import Key, keys
+from rlscale.config.problems import corrected_text, quoted
 
 
 def write_override(path: str, text: str | None) -> str:

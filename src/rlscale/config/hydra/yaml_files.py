@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import PRIMARY, ConfigFolders, short_path
 from rlscale.config.hydra.internals import YamlLoader
 from rlscale.config.keys import nodes
+from rlscale.config.problems import nearest, show
 from rlscale.config.yaml_aliases import AliasError, compose_yaml
 from rlscale.errors import Problem
 

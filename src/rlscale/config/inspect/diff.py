@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlscale.config.errors import show
+from rlscale.config.problems import show
 from rlscale.config.serialize import flatten
 
 UNSET = "(not set)"

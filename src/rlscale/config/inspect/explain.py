@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from rlscale.config.errors import show
 from rlscale.config.hydra.interpolation import is_interpolated
 from rlscale.config.inspect.help import WIDTH, unsupported_text
 from rlscale.config.keys import Key, find_key, keys, nodes
@@ -16,6 +15,7 @@ from rlscale.config.load import LoadedConfig
 from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.passthrough.field_types import type_in_words
+from rlscale.config.problems import show
 from rlscale.config.rules.library_args import REFUSED
 from rlscale.config.unknown_keys import unknown_key
 from rlscale.errors import ConfigError, Problem

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import Key, keys
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
+from rlscale.config.problems import nearest, show
 from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from rlscale.errors import ConfigError, Problem
 

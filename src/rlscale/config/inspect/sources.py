@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from rlscale.config.errors import nearest
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.load import load_config_with_notes
+from rlscale.config.problems import nearest
 from rlscale.config.serialize import to_dict
 from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, Problem

@@ -15,12 +15,12 @@ from typing import Any
 from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.keys import keys
 from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.field_types import fits, type_in_words
 from rlscale.config.passthrough.layer_pattern import read_pattern
 from rlscale.config.passthrough.recorded import LibraryArguments
+from rlscale.config.problems import nearest, show
 from rlscale.errors import Problem
 
 MIN_COMMON_WORDS = 70

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from rlscale.config.errors import show
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.run_config import RunConfig
 
 MACHINE_KEYS = frozenset(

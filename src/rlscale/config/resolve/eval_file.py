@@ -24,9 +24,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, TypeAdapter, ValidationError
 
-from rlscale.config.errors import describe_rule, nearest, show
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.problems import describe_rule, nearest, show
 from rlscale.config.yaml_aliases import check_aliases
 from rlscale.errors import ConfigError, Problem
 

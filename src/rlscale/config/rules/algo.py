@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import (
     ALWAYS_CENTRED,
     GROUP_CENTRED,
@@ -23,6 +22,7 @@ from rlscale.config.groups.algo import (
     uses_reference,
     uses_teacher,
 )
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import is_sft, learns_conversations, resolve_decoupled_loss
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

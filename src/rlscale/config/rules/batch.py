@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rlscale.config.errors import show
 from rlscale.config.groups.data import prompt_paths
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import num_trainer_ranks, only_evaluates, ranks_per_model, samples_per_step
 from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule

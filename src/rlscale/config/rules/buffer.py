@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlscale.config.addresses import is_plain_url, public_url
-from rlscale.config.errors import show
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

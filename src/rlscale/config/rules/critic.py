@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import AdvantageEstimator, uses_critic
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import has_critic_ranks, num_critic_ranks, ranks_per_model, samples_per_step
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

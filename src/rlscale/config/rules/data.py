@@ -6,11 +6,11 @@ from operator import attrgetter
 from typing import Any
 
 from rlscale.architectures.family import find_family, load_families
-from rlscale.config.errors import nearest, show
 from rlscale.config.groups.model import ModelBuild
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import QkvFormat
+from rlscale.config.problems import nearest, show
 from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_engines
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule

@@ -6,9 +6,9 @@ import os
 from operator import attrgetter
 
 from rlscale.config.addresses import advise_url, public_url
-from rlscale.config.errors import show
 from rlscale.config.groups.logging import WandbMode
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import is_sft, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

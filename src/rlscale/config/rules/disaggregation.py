@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from rlscale.config.errors import show
 from rlscale.config.groups.rollout import UpdateMode
+from rlscale.config.problems import show
 from rlscale.config.rules import engine_parallel, library_args, placement
 from rlscale.config.rules.conditions import overlaps, server_groups, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, Rule, rule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import attention_groups, nodes_per_engine, pipeline_stages, uses_engines
 from rlscale.config.rules.parallel import check_head_division, nearest_divisor
 from rlscale.config.rules.rule import rule

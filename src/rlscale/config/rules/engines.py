@@ -7,11 +7,11 @@ from collections import Counter
 
 from rlscale.architectures.family import find_family
 from rlscale.config.addresses import EXAMPLE, advise_address
-from rlscale.config.errors import show
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.router import RouterPolicy
 from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     attaches,
     server_groups,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import string
 
-from rlscale.config.errors import show
 from rlscale.config.groups.judge import RewardEngineKind
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     builtin_rewards,
     frozen_models,

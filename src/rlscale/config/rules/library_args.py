@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_engines, uses_megatron
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP
-from rlscale.config.errors import show
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.rollout import EngineKind, WeightPrecision
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import resolve_decoupled_loss, uses_engines, uses_external_engines
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule

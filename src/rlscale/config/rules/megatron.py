@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlscale.architectures.family import find_family
-from rlscale.config.errors import show
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_megatron
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.parallel import nearest_divisor

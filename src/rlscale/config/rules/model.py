@@ -15,11 +15,11 @@ from rlscale.architectures.hf_config import (
     tiny_config_json,
 )
 from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_rope_type
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import uses_reference, uses_teacher
 from rlscale.config.groups.megatron import MegatronConfig, RopeType
 from rlscale.config.groups.model import MegatronToHf, ModelConfig
 from rlscale.config.groups.rollout import EngineKind
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_engines, uses_megatron
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlscale.config.errors import show
 from rlscale.config.groups.optim import LrDecayStyle, OptimConfig, OptimizerName
 from rlscale.config.groups.train import TrainBackendName
+from rlscale.config.problems import show
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from rlscale.config.errors import show
 from rlscale.config.groups.fsdp import AttnImplementation
 from rlscale.config.groups.train import QkvFormat, TrainBackendName
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     num_trainer_ranks,
     ranks_per_model,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from rlscale.config.addresses import advise_address
-from rlscale.config.errors import show
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     is_sft,
     num_gpus_per_node,

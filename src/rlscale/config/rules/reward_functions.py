@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from rlscale.config.errors import nearest
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.reward import RewardType
+from rlscale.config.problems import nearest
 from rlscale.config.rules.conditions import uses_engines
 from rlscale.config.rules.rewards import DAPO_REWARDS, REMOTE_REWARDS
 from rlscale.config.rules.rule import rule

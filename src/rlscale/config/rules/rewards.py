@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from rlscale.config.addresses import advise_url, public_url
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import LossType, uses_teacher
 from rlscale.config.groups.reward import RewardType, has_zero_reward
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules.conditions import builtin_rewards, is_sft, scores_samples, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule

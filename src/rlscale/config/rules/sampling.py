@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from rlscale.config.errors import show
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.groups.sampling import GenerateIsolation
 from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import is_sft, overlaps, resyncs_engines, uses_engines
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlscale.config.errors import nearest, show
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.passthrough.field_types import fits, type_in_words
 from rlscale.config.passthrough.sglang_sampling_params import (
@@ -14,6 +13,7 @@ from rlscale.config.passthrough.sglang_sampling_params import (
     RESERVED,
     load_parameters,
 )
+from rlscale.config.problems import nearest, show
 from rlscale.config.rules.conditions import server_groups, uses_engines, uses_external_engines, uses_sglang_router
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

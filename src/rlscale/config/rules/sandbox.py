@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlscale.config.addresses import is_plain_url, public_url
-from rlscale.config.errors import show
 from rlscale.config.groups.sandbox import SandboxKind
 from rlscale.config.keys import keys
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import is_sft, reads_buffer, uses_engines
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig

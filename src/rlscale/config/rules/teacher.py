@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlscale.config.addresses import advise_url, is_url, public_url
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import OpdKl, has_teacher_loss, uses_teacher
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import asks_teachers
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig

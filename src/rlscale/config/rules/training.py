@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from rlscale.architectures.family import find_family
-from rlscale.config.errors import show
 from rlscale.config.groups.algo import compares_policies, uses_reference, uses_teacher
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.fsdp import FLASH_ATTENTION, AttnImplementation
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import ComputeDtype, LoraSync, QkvFormat, TrainBackendName
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     is_sft,
     keeps_old_policies,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlscale.config.errors import show
 from rlscale.config.groups.cluster import Device, DistributedBackend
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
+from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     is_sft,
     opens_gpu_memory,

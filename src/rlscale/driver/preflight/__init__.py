@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rlscale.cluster.cluster_address import cluster_address
 from rlscale.config import EngineKind, RunConfig
-from rlscale.config.errors import ALL_KEYS
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.judge import RewardEngineKind
 from rlscale.config.groups.sandbox import SandboxKind
 from rlscale.config.installed import is_installed
 from rlscale.config.passthrough.sglang_python import check_python, check_transfer
+from rlscale.config.problems import ALL_KEYS
 from rlscale.config.rules import (
     Rule,
     asks_teachers,

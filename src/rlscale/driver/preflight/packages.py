@@ -13,10 +13,10 @@ from functools import partial
 from operator import attrgetter
 
 from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, TrainBackendName, prompt_paths
-from rlscale.config.errors import show
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.groups.sandbox import SandboxKind
 from rlscale.config.installed import installed_version, is_installed
+from rlscale.config.problems import show
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules import builtin_rewards, only_evaluates, uses_engines
 from rlscale.data.data_paths import is_parquet

@@ -8,9 +8,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlscale.config.errors import default_fix
 from rlscale.config.hydra.grammar import explain_value, is_parsable
 from rlscale.config.keys import keys
+from rlscale.config.problems import default_fix
 
 AWKWARD = st.text(alphabet="ab1,=:;@#%$*\\/ (){}[]<>'\"&|~^", min_size=1, max_size=8)
 

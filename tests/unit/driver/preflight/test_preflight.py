@@ -9,7 +9,7 @@ import ray
 
 from rlscale.cluster import ray_session
 from rlscale.config import RunConfig, load_config, load_config_with_notes
-from rlscale.config.errors import ALL_KEYS
+from rlscale.config.problems import ALL_KEYS
 from rlscale.config.resolve.defaults import resolve
 from rlscale.config.rules import Rule
 from rlscale.driver.preflight import (

@@ -14,12 +14,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlscale.config.check_fields import check_fields
-from rlscale.config.errors import COMMAND_LINE, nearest
 from rlscale.config.hydra.compose import FAILURES
 from rlscale.config.hydra.config_folders import PRIMARY
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.overrides import MAX_JOBS, CommandLine, count_values
 from rlscale.config.keys import keys
+from rlscale.config.problems import COMMAND_LINE, nearest
 from rlscale.errors import Problem
 
 

@@ -18,9 +18,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from rlscale.config.errors import COMMAND_LINE
 from rlscale.config.hydra.sweep.expand import as_override, interval_ends
 from rlscale.config.hydra.sweep.records import Direction
+from rlscale.config.problems import COMMAND_LINE
 from rlscale.errors import Problem
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, read_write
 
-from rlscale.config.errors import COMMAND_LINE
 from rlscale.config.hydra.sweep.separate_jobs import SeparateJobs
+from rlscale.config.problems import COMMAND_LINE
 from rlscale.config.rules.conditions import shares_base
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import ConfigError, Problem

@@ -14,7 +14,6 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from rlscale.config.errors import ALL_KEYS
 from rlscale.config.hydra.compose import FAILURES
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.internals import Loader, compose_sweep, make_loader, sweep_context
@@ -39,6 +38,7 @@ from rlscale.config.hydra.sweep.records import (
     SweepResult,
 )
 from rlscale.config.load import CheckConfig, LoadedConfig, check_nothing, load_config_with_notes
+from rlscale.config.problems import ALL_KEYS
 from rlscale.errors import ConfigError, Problem
 
 SWEEPS_FOLDER = "runs/sweeps"

@@ -8,10 +8,10 @@ from string import ascii_lowercase
 import pytest
 
 from rlscale.cli.arguments import FLAGS, parse_arguments
-from rlscale.config.errors import nearest
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
+from rlscale.config.problems import nearest
 from rlscale.config.unknown_keys import nearest_key
 
 GROUPS = ConfigFolders.find().groups()
