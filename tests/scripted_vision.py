@@ -63,13 +63,14 @@ class VisionPool:
     ) -> list[Generation]:
         self.requests.append((list(token_ids), params.images))
         text = next(self._answers)
-        ids = [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]
+        is_aborted, ids = text.endswith("..."), self._tokenizer.encode(text, add_special_tokens=False)
+        ids += [] if is_aborted else [self._tokenizer.eos_token_id]
         return [
             Generation(
                 output_ids=ids,
                 logprobs=[-1.0] * len(ids),
                 weight_versions=[1] * len(ids),
-                finish_reason="abort" if text.endswith("...") else "stop",
+                finish_reason="abort" if is_aborted else "stop",
                 text=text,
                 engine="scripted",
             )
