@@ -179,6 +179,7 @@ async def test_a_failure_of_the_engines_is_no_reward(
         assert "its last request failed: EngineError: engine 0 must answer" in failure.message
 
 
+@pytest.mark.slow
 async def test_a_late_agent_is_a_failure_of_the_environment(
     gateway: FakeGateway, runner: Run, trajectory: Trajectory, session: GenerateSession
 ) -> None:

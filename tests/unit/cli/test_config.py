@@ -135,6 +135,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return capsys.readouterr().out.split()
 
 
+@pytest.mark.slow
 def test_completion(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def complete(line: str) -> list[str]:
         return completed(line, monkeypatch, capsys)

@@ -129,6 +129,7 @@ def test_wrong_hardware_gets_advice(name: str, advice: str, capsys: pytest.Captu
     assert f"--hardware must be one of h100, h200, b200, a100, cpu, got {name}; {advice}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
 def test_one_of_something_is_singular(experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"experiment={experiment}", "--hardware=h100"]) == 0

@@ -60,6 +60,7 @@ def test_it_shows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "best: job 2, objective 0.2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_jobs_without_a_result_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(tmp_path, Jobs(), ["algo.eps_clip=0.1,0.2"]) == 0
     (tmp_path / "jobs" / "0.json").unlink()
@@ -92,6 +93,7 @@ def test_a_folder_without_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert text.startswith("rlscale-sweep: 1 error, nothing was started\n  <folder> must be the folder of a sweep, got")
 
 
+@pytest.mark.slow
 def test_a_wrong_override_of_the_sweep_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep(tmp_path, Jobs(), ["algo.eps_clip=0.1,0.2"]) == 0
     command = tmp_path / "sweep.json"

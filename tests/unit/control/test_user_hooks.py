@@ -156,6 +156,7 @@ async def test_a_call_that_fails_is_a_failure_of_its_trajectory(
     assert run.trained_groups == list(range(2 * NUM_PROMPTS))
 
 
+@pytest.mark.slow
 async def test_a_call_that_blocks_the_event_loop_of_others_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_failed_write_does_not_end_the_watch(tmp_path: Path) -> None:
         watcher.stop()
 
 
+@pytest.mark.slow
 def test_the_report_counts_objects_by_type() -> None:
     class Leaked:
         pass

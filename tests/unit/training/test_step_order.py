@@ -55,6 +55,7 @@ def test_later_passes_are_shuffled_by_rollout_and_pass() -> None:
     assert found[:8] != found[8:] != list(range(8))
 
 
+@pytest.mark.slow
 @world
 @pytest.mark.parametrize(
     "algo",

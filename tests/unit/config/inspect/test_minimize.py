@@ -83,6 +83,7 @@ def test_options_replace_equal_values() -> None:
     assert yaml.safe_load(text)["sglang"] == {"page_size": 16}
 
 
+@pytest.mark.slow
 def test_every_value_is_needed() -> None:
     config = load("experiment=quickstart", "optim.lr=3e-4")
     minimal = minimize(to_dict(config))

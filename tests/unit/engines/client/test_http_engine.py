@@ -145,6 +145,7 @@ async def test_unreachable_engine() -> None:
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_not_established_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "CONNECT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as busy, socket.socket() as first:

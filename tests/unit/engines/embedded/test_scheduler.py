@@ -424,6 +424,7 @@ def test_update_that_lacks_a_tensor_names_it(open_scheduler: OpenScheduler) -> N
         run(scheduler, weights.end)
 
 
+@pytest.mark.slow
 def test_update_expires_if_its_trainer_is_gone(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler(ScriptedReceiver())
     group = WeightGroup(

@@ -98,6 +98,7 @@ def test_a_run_without_a_ledger_has_no_outcomes(tmp_path: Path) -> None:
     assert (found["total"], found["pages"], found["outcomes"]) == ({}, [], [])
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_long_run_is_cut_and_its_counts_are_not(tmp_path: Path) -> None:
     make_run(tmp_path, num_rollouts=1)
     num_rollouts, ids = 4000, [str(2 * i) for i in range(300)]

@@ -82,6 +82,7 @@ def teacher(cache: Path) -> str:
 
 
 # In tiles of two tokens' logits, and with the logits of a micro-batch.
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, -1])
 @pytest.mark.parametrize("kind", ["top_k", "full"])
 @pytest.mark.parametrize("direction", ["reverse", "forward"])

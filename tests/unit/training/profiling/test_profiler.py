@@ -34,6 +34,7 @@ def test_selected_rollouts_write_a_profile_with_operators_and_allocations(tmp_pa
     assert "aten::mm" in (tmp_path / "profile" / "rollout_3_rank_1.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_out_of_memory_lists_its_tensors(tmp_path: Path) -> None:
     held = torch.zeros(1234, 77)
     message = r"actor rank 1: RuntimeError: .*can't allocate memory"
@@ -54,6 +55,7 @@ def test_another_error_is_not_changed(tmp_path: Path) -> None:
     assert not (tmp_path / "memory").exists()
 
 
+@pytest.mark.slow
 def test_views_of_one_tensor_count_once() -> None:
     whole = torch.zeros(4321, 5)
     parts = [whole[:4000], whole.T]
