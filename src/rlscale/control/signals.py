@@ -72,7 +72,7 @@ def raise_if_cancelled(error: BaseException) -> None:
 
 @dataclass(slots=True)
 class StopRequest:
-    """Request to finish the current step, save a checkpoint and end the run there. A scheduler makes it by SIGUSR1."""
+    """Request to end the run after its current step and a checkpoint, or after its current rollout without a trainer."""
 
     is_set: bool = False
 

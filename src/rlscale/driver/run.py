@@ -120,7 +120,7 @@ class Run:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the run ends, or has ended, with a checkpoint after SIGUSR1."""
+        """Whether SIGUSR1 has requested the end of the run."""
         return self._stop.is_set
 
     async def run(self, start: ResumePoint) -> Progress:
