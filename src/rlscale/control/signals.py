@@ -72,7 +72,7 @@ def raise_if_cancelled(error: BaseException) -> None:
 
 @dataclass(slots=True)
 class StopRequest:
-    """Request to end the run after its current step and a checkpoint, or after its current rollout without a trainer."""
+    """Request to end the run after its step and a checkpoint; without a trainer, after its rollout."""
 
     is_set: bool = False
 
