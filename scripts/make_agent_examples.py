@@ -181,9 +181,9 @@ def code_demo(chance: random.Random) -> Row:
 
 def guess_demo(chance: random.Random) -> Row:
     """Guesses without a plan, with the observations of the game."""
-    secret, messages = chance.randint(1, 9), [user("guess 1-9")]
+    secret, messages = chance.randint(0, 9), [user("guess 0-9")]
     for _ in range(4):
-        guess = chance.randint(1, 9)
+        guess = chance.randint(0, 9)
         messages.append(answer(str(guess)))
         if guess == secret:
             break
@@ -194,7 +194,7 @@ def guess_demo(chance: random.Random) -> Row:
 
 
 def guess_row(chance: random.Random) -> Row:
-    return {"prompt": [user("guess 1-9")], "label": str(chance.randint(1, 9))}
+    return {"prompt": [user("guess 0-9")], "label": str(chance.randint(0, 9))}
 
 
 # The example `two_agents`.
