@@ -31,7 +31,7 @@ from rlscale.engines.embedded.weight_store import WeightStore
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server
+from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, exclude_startup_objects
 from rlscale.errors import ConfigError
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.engine_chat import add_chat_routes
@@ -277,6 +277,7 @@ async def _serve(
             got = f"{args.host}:{args.port}"
             log.error("--host and --port must be an address to listen at, got %s; %s", got, error.strerror)
             return EXIT_USAGE
+        exclude_startup_objects()
         log.info("ready at %s", server.url)
         await server.run()
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from rlscale.engines.server.http_server import KEEPALIVE_S, raise_file_limit
+from rlscale.engines.server.http_server import KEEPALIVE_S, exclude_startup_objects, raise_file_limit
 from rlscale.gateway.admin_handlers import parse_engines
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.gateway_app import GatewaySettings, build_gateway_app
@@ -68,7 +68,9 @@ def main() -> None:
     # Removed from the environment, which other code may print.
     secrets = {name: os.environ.pop(name) for name in (ADMIN_KEY_VARIABLE, SECRET_VARIABLE, ENGINE_KEY_VARIABLE)}
     raise_file_limit()  # each session may have a connection to its agent and one to an engine
-    build_server(arguments, secrets).run()
+    server = build_server(arguments, secrets)
+    exclude_startup_objects()
+    server.run()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Clients that send nothing more keep no other client from being served."""
 
 import asyncio
+import gc
 import resource
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -12,7 +14,7 @@ from aiohttp import ClientSession, web
 
 from rlscale.cli import buffer
 from rlscale.engines.middleware_router import serve_router
-from rlscale.engines.server.http_server import Server
+from rlscale.engines.server.http_server import Server, exclude_startup_objects
 from rlscale.gateway import serve_gateway
 
 NUM_OPEN = 64
@@ -76,3 +78,22 @@ def test_every_server_allows_as_many_connections_as_the_system(
     else:
         (serve_router if name == "router" else serve_gateway).main()
     assert found == [low_limit]
+
+
+def test_objects_of_the_start_do_not_delay_collections() -> None:
+    def count(phase: str, info: dict[str, Any]) -> None:
+        generations.append(info["generation"])
+
+    generations: list[int] = []
+    startup: list[list[int]] = [[] for _ in range(500_000)]
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # Python's defaults
+    try:
+        gc.collect()
+        exclude_startup_objects()
+        gc.callbacks.append(count)
+        later: list[list[int]] = [[] for _ in range(100_000)]
+    finally:
+        gc.callbacks.remove(count)
+        gc.set_threshold(*before)
+    assert 2 in generations, f"no full collection next to {len(startup)} and {len(later)} objects"
