@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,8 @@ from rlscale.migration.shell_values import template_of
 
 LIBRARIES = {"sglang": (SGLANG_FILE, SGLANG_RESERVED), "megatron": (MEGATRON_FILE, MEGATRON_RESERVED)}
 """Group -> the recorded arguments of its library, and those that rlscale sets."""
+
+_IN_PATHS = re.compile(r"[/\\]+")
 
 
 @dataclass(kw_only=True)
@@ -88,6 +91,10 @@ class TranslationDraft:
                 self.report(argument, Kind.dropped, "is not set")
                 return
             self.report(argument, Kind.lost, f"{row.key} must be {error}")
+            return
+        if row.key == "run.name" and setting.is_plain and _IN_PATHS.search(str(setting.value)):
+            name = _IN_PATHS.sub("-", str(setting.value)).strip("-")
+            self.set(argument, row.key, Setting(value=name), note="the name of a run is that of its folder: / is -")
             return
         self.set(argument, row.key, setting, note=row.note)
 

@@ -52,6 +52,8 @@ SLIME = [
 ]
 
 VERL = [
+    # The name of a run is one part of a path.
+    ("data.train_batch_size=8 trainer.experiment_name=math/qwen2//7b", {"run.name": "math-qwen2-7b"}),
     (
         "data.train_batch_size=256 actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.rollout.n=4 "
         "+actor_rollout_ref.actor.ppo_mini_batch_size=64",
