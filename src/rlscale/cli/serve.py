@@ -179,6 +179,9 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     # sleep between operations, and a decode step takes 1.5 times as long. So this thread computes single-threaded.
     torch.set_num_threads(1)
     kind = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        # gloo's records of the last 2,000 broadcasts, which nothing reads: 2 MB between other memory, which so grew.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     device = torch.device(kind)
     dtype = getattr(torch, args.dtype)
     try:

@@ -65,6 +65,9 @@ def join_world(
     if is_loopback(str(socket.getaddrinfo(master_address, None)[0][4][0])):
         # By default gloo listens on the interface that the host name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    if backend == "gloo":
+        # Records of the last 2,000 collectives: NCCL writes them when one does not end, gloo never does.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     store: Store
     if isinstance(master_port, int) and _is_torchrun_store(master_port):
         # torchrun keeps its store through restarts: a prefix per attempt separates their keys.
