@@ -21,6 +21,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "teacher_path",
         "model.intermediate_size": "ffn_hidden_size",
         "model.num_key_value_heads": "num_query_groups num_kv_heads",
+        "model.custom_model_provider_path": "spec model_spec model_provider",
         "model.head_dim": "kv_channels",
         "model.num_experts_per_tok": "moe_router_topk",
         "model.moe_intermediate_size": "moe_ffn_hidden_size",
@@ -105,6 +106,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "max_head_offpolicyness off_policy_steps async_steps train_async fully_async",
         "rollout.function_path": "rollout_fn rollout_func rollout_function generate_rollout_fn",
         "rollout.deterministic": "full_determinism enable_deterministic_inference deterministic",
+        "rollout.weight_precision": "rollout.quantization weight_quantization quant_method rollout_quantization",
         "rollout.num_slots": "num_generation_slots max_batch_slots",
         "rollout.update_mode": "weight_update_mode",
         "sampling.over_sampling_batch_size": "gen_batch_size oversampling_batch_size over_sampling_size "

@@ -41,6 +41,11 @@ DATASETS: Mapping[str, Dataset] = MappingProxyType(
         "dapo_math_17k": Dataset(
             repository="zhuzilin/dapo-math-17k", folder="dapo-math-17k", files=("dapo-math-17k.jsonl",)
         ),
+        "geometry3k": Dataset(
+            repository="hiyouga/geometry3k",
+            folder="geometry3k",
+            files=("data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"),
+        ),
         "aime": Dataset(repository="zhuzilin/aime-2024", folder="aime-2024", files=("aime-2024.jsonl",)),
     }
 )

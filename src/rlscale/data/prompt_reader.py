@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, OnBadRow
 from rlscale.data.conversations import Conversation, render_conversation
+from rlscale.data.image_fields import check_markers, image_key
 from rlscale.data.length_filter import Limit
-from rlscale.data.row_images import check_markers, row_images, with_image_parts
+from rlscale.data.row_images import row_images, with_image_parts
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
 from rlscale.images import Image
@@ -162,11 +163,11 @@ class PromptReader:
 
     def _images(self, row: Row, messages: Sequence[Mapping[str, Any]]) -> tuple[Image, ...]:
         """The images of a row, each with a place in its messages."""
-        key = (self._config.multimodal_keys or {}).get("image")
+        key = image_key(self._config)
         if self._processor is None or key is None:
             return ()
         images = row_images(row, key, self._processor)
-        check_markers(row, messages, len(images))
+        check_markers(row, messages, key)
         return images
 
     def _exceeded(self, value: str | Sequence[Mapping[str, Any]], label: Any) -> Limit | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
+from rlscale.data.image_fields import image_values
 from rlscale.data.rows import Row
 from rlscale.images import IMAGE_MARK, Image, decode_base64, read_uri, split_marks, to_data_url
 from rlscale.models.image_processor import ImageProcessor
@@ -23,22 +22,10 @@ def row_images(row: Row, key: str, processor: ImageProcessor) -> tuple[Image, ..
     Raises:
         BadRowError: an image cannot be read or decoded.
     """
-    value = row.find(key)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(ValueError, RecursionError):  # the name of a file may start so, too
-            value = json.loads(value)
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(_read(row, each, f"image {number} under {key!r}", processor) for number, each in enumerate(values, 1))
-
-
-def check_markers(row: Row, messages: Sequence[Mapping[str, Any]], num_images: int) -> None:
-    """Raises BadRowError unless the messages have one `<image>` for each image."""
-    found = sum(str(message["content"]).count(IMAGE_MARK) for message in messages)
-    if found != num_images:
-        raise row.error(
-            f"have one {IMAGE_MARK} in its messages for each of its {num_images} images, got {found}; correct the row",
-            reason="images without places",
-        )
+    return tuple(
+        _read(row, each, f"image {number} under {key!r}", processor)
+        for number, each in enumerate(image_values(row, key), 1)
+    )
 
 
 def with_image_parts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from rlscale.architectures.family import find_family
 from rlscale.config.keys import keys
 from rlscale.config.slime_modules import MODULES
 from rlscale.migration.argument_tables import TableRow, read_table
@@ -24,6 +25,9 @@ BUILT_IN = "slime.rollout.sglang_rollout.generate_rollout"
 NONZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 BUFFER_CLIENT = "slime_plugins.rollout_buffer."
 OPSM_DELTA = 1e-4
+
+PLUGIN_FAMILIES: Mapping[str, str] = MappingProxyType({"glm5": "glm_moe_dsa", "gptoss": "gpt_oss"})
+"""Modules of `slime_plugins.models` that have another name than their family."""
 
 VERSIONS = ("v0.1.0", "v0.2.0", "v0.2.1", "v0.2.2", "v0.2.3", "v0.2.4", "v0.3.0", "v0.3.1", "HEAD")
 """Versions whose arguments are in the table, from the oldest."""
@@ -231,8 +235,12 @@ def _config(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
 
 def _spec(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
     """The function that returns the layers of a model: slime's own ones belong to a family, others are the user's."""
-    if argument.value.split(".")[0] == "slime_plugins":
-        draft.report(argument, Kind.architecture, row.note)
+    package, *parts = argument.value.split(".")
+    if package == "slime_plugins":
+        module = parts[1] if len(parts) > 1 else ""
+        family = find_family(PLUGIN_FAMILIES.get(module, module))
+        text = f"Megatron-core does not train {family.name} here (docs/how-to/megatron.md says why); choose train=fsdp"
+        draft.report(argument, *((Kind.architecture, row.note) if family.megatron else (Kind.lost, text)))
         return
     # Megatron-LM takes a module and a name; one word is a function in a module of Megatron-LM.
     name = ":".join(each for each in (value_of(text) for text in argument.values) if each)
@@ -243,7 +251,8 @@ def _role_file(draft: TranslationDraft, argument: Argument, row: TableRow) -> No
     if posixpath.basename(argument.value).rpartition(".")[0] in draft.reading.configs:
         draft.report(argument, Kind.dropped, row.note)
     else:
-        text = f"{argument.value or 'the file'} is not next to the script; copy it there, and migrate again"
+        text = f"{argument.value or 'the file'} with a list 'megatron' is not next to the script; copy it there, and "
+        text += "migrate again"
         draft.report(argument, Kind.lost, text)
 
 

@@ -93,11 +93,11 @@ def _read_roles(name: str, folders: list[Path], reading: Reading) -> Iterator[Ar
     root = None if path is None else compose_file(path)
     if path is None or root is None:
         return
-    reading.configs.append(Path(name).stem)
     for key, roles in root.value:
-        entries = roles.value if key.value == "megatron" and isinstance(roles, yaml.SequenceNode) else []
-        for entry in entries:
-            yield from _role(entry, str(path))
+        if key.value == "megatron" and isinstance(roles, yaml.SequenceNode):
+            reading.configs.append(Path(name).stem)
+            for entry in roles.value:
+                yield from _role(entry, str(path))
 
 
 def _role(entry: yaml.Node, file: str) -> Iterator[Argument]:

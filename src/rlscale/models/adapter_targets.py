@@ -47,6 +47,18 @@ def check_targets(targets: Sequence[str] | None, names: Collection[str], *, line
     ]
 
 
+def check_linear(wrong: Sequence[str], *, linear: Collection[str]) -> list[Problem]:
+    """Problem of names in `train.lora.target_modules` that no linear layer has; peft would ignore them next to others.
+
+    Args:
+        wrong: the names.
+        linear: last name components of the model's linear layers.
+    """
+    fix = f"it has {', '.join(sorted(linear))}"
+    rule = "name linear layers of the model"
+    return [Problem(path="train.lora.target_modules", rule=rule, value=str(list(wrong)), fix=fix)] if wrong else []
+
+
 _OTHER_SCALES = ("use_rslora", "use_dora", "alpha_pattern", "rank_pattern")
 """Settings of peft with which an adapter is not W + alpha / rank * B A."""
 

@@ -69,14 +69,16 @@ def test_files_get_to_the_paths_of_the_options(
     config = load_config(["experiment=qwen3_4b_grpo"])
     paths = [config.data.prompt_data, config.eval.prompt_data[1]]
     paths += [load_config(["data=gsm8k"]).data.prompt_data, load_config(["data=gsm8k_solutions"]).data.prompt_data]
+    figures = load_config(["experiment=geo3k_vlm"])
+    paths += [figures.data.prompt_data, figures.eval.prompt_data[1]]
     for path in paths:
         assert path is not None and Path(path).read_bytes().startswith(ROWS), path
-    assert len(hub.asked) == 5 and not list(tmp_path.rglob("*.part"))
+    assert len(hub.asked) == 7 and not list(tmp_path.rglob("*.part"))
     checksum = hashlib.sha256(ROWS + b"aime-2024.jsonl").hexdigest()
     assert (tmp_path / "data/aime-2024/SHA256SUMS").read_text() == f"{checksum}  aime-2024.jsonl\n"
     assert "data/aime-2024/aime-2024.jsonl: downloaded; its checksum is recorded" in capsys.readouterr().out
     # Nothing is downloaded twice.
-    assert main(["download", "aime"]) == 0 and len(hub.asked) == 5
+    assert main(["download", "aime"]) == 0 and len(hub.asked) == 7
     assert "is there; its checksum is that of the first download" in capsys.readouterr().out
 
 

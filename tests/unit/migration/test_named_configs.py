@@ -139,9 +139,13 @@ def test_the_roles_of_slime_are_read(tmp_path: Path) -> None:
     assert "replaced by `--lr 2e-6`" in found.report()
 
 
-def test_roles_that_are_not_there_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "tensor_model_parallel_size: 2\n"])
+def test_roles_that_are_not_there_are_reported(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "roles.yaml").write_text(content)
     (lost,) = translate_slime(tmp_path, "--megatron-config-path roles.yaml").losses
-    assert lost.text == "roles.yaml is not next to the script; copy it there, and migrate again"
+    expected = "roles.yaml with a list 'megatron' is not next to the script; copy it there, and migrate again"
+    assert lost.text == expected
 
 
 def test_a_layer_function_becomes_the_model_provider(tmp_path: Path) -> None:
@@ -152,3 +156,11 @@ def test_a_layer_function_becomes_the_model_provider(tmp_path: Path) -> None:
     own = translate_slime(tmp_path, "--spec slime_plugins.models.glm4 get_glm_spec")
     assert "model.custom_model_provider_path" not in values(own)
     assert "the architecture is read from config.json" in own.report()
+
+
+@pytest.mark.parametrize(
+    ("module", "family"), [("glm5.glm5", "glm_moe_dsa"), ("qwen3_next", "qwen3_next"), ("gptoss", "gpt_oss")]
+)
+def test_layers_that_megatron_core_does_not_train_here_are_lost(module: str, family: str, tmp_path: Path) -> None:
+    (lost,) = translate_slime(tmp_path, f"--spec slime_plugins.models.{module} get_spec").losses
+    assert lost.text.startswith(f"Megatron-core does not train {family} here")

@@ -83,6 +83,7 @@ def _row_keys(config: RunConfig, path: str) -> DataConfig:
         label_key=data.label_key,
         tool_key=data.tool_key,
         metadata_key=data.metadata_key,
+        multimodal_keys=data.multimodal_keys,
         on_bad_row=data.on_bad_row,
         apply_chat_template=data.apply_chat_template,
         apply_chat_template_kwargs=data.apply_chat_template_kwargs,

@@ -26,7 +26,7 @@ from rlscale.config import (
 )
 from rlscale.config.rules.model import architecture_field
 from rlscale.errors import ConfigError, DataError, Problem
-from rlscale.models.adapter_targets import ADAPTER_CONFIG, check_scale, check_targets
+from rlscale.models.adapter_targets import ADAPTER_CONFIG, check_linear, check_scale, check_targets
 from rlscale.models.model_path import check_offline, looks_like_path
 from rlscale.models.parameter_names import folder_parameters, merged_by_megatron, tiny_parameters
 from rlscale.models.resolve_model import check_model, is_hf_folder, resolve_model
@@ -145,12 +145,14 @@ def check_trained_parameters(config: RunConfig) -> list[Problem]:
             return []  # a rule of the config reports it
     linear = {name.split(".")[-2] for name in names if "_proj" in name and name.endswith(".weight")}
     found = check_targets(targets, names, linear=linear)
-    problems += found
-    if targets and not found and not any(name.endswith(f".{each}.weight") for name in names for each in targets):
-        fix = f"it has {', '.join(sorted(linear))}"
-        rule = "name linear layers of the model"
-        problems.append(Problem(path="train.lora.target_modules", rule=rule, value=str(targets), fix=fix))
-    return problems
+    wrong = [each for each in targets or () if not _may_be_linear(each, names)]
+    return problems + (found or check_linear(wrong, linear=linear))
+
+
+def _may_be_linear(layer: str, names: list[str]) -> bool:
+    """Whether a name of a layer, or its last components, is that of a linear layer, as far as its weights show it."""
+    is_other = any(part in layer.rpartition(".")[2] for part in ("embed", "norm", "lm_head"))
+    return not is_other and any(f".{name}".endswith(f".{layer}.weight") for name in names)
 
 
 def check_adapters(config: RunConfig) -> list[Problem]:

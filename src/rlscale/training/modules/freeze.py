@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+_TOWER = "visual[.](?!.*merger)"
+"""Pattern of the parameters of a vision tower without its projector, in the families that have one."""
+
+
 def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
     """Freezes the parameters that are not trained; all others require a gradient.
 
@@ -53,5 +57,7 @@ def trained_names(names: Sequence[str], train: TrainConfig, *, merged: Iterable[
 
 
 def _error(key: str, rule: str, value: str, names: Sequence[str]) -> ConfigError:
-    some = ", ".join([*names[:3], "..."])
-    return ConfigError([Problem(path=key, rule=rule, value=value, fix=f"the model has {some}")])
+    fix = "the model has " + ", ".join([*names[:3], "..."])
+    if any(".visual." in name for name in names):
+        fix += f"; its vision tower is {_TOWER}, its projector merger"
+    return ConfigError([Problem(path=key, rule=rule, value=value, fix=fix)])

@@ -23,7 +23,13 @@ from transformers import PreTrainedModel
 
 from rlscale.config import LoraConfig
 from rlscale.errors import ConfigError, Problem
-from rlscale.models.adapter_targets import ADAPTER_CONFIG, check_scale, check_targets, layers_without_adapters
+from rlscale.models.adapter_targets import (
+    ADAPTER_CONFIG,
+    check_linear,
+    check_scale,
+    check_targets,
+    layers_without_adapters,
+)
 
 if TYPE_CHECKING:
     from peft import LoraConfig as PeftConfig
@@ -63,6 +69,9 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig, *, seed: int) -> None
         raise _problem("rank", "be 0 without peft", str(lora.rank), fix) from error
     linear = _linear_layers(model)
     problems = check_targets(lora.target_modules, dict(model.named_parameters()), linear=linear)
+    problems = problems or check_linear(
+        [each for each in lora.target_modules or () if each.rpartition(".")[2] not in linear], linear=linear
+    )
     if problems:
         raise ConfigError(problems)
     # A fork of the generator: all ranks draw the same A, and the states of training stay.

@@ -95,6 +95,30 @@ def test_the_first_row_fits_the_config(row: Any, values: Values, cause: str, tmp
     assert problems(path, {**values, "data.data_source_path": "mine:Source"}) == []
 
 
+PARTS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "how many?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({"input": "<image>how many?", "pictures": "a.png"}, None),
+        ({"input": PARTS, "pictures": ["a.png"]}, None),
+        ({"input": "how many?"}, None),
+        (
+            {"input": "<image>how many?", "images": "a.png"},
+            "each of its 0 images, got 1; it has no field 'pictures': correct data.multimodal_keys or the row",
+        ),
+        ({"input": PARTS, "pictures": ["a.png", "b.png"]}, "each of its 2 images, got 1; correct the row"),
+    ],
+)
+def test_the_first_rows_have_a_place_for_each_image(row: dict[str, Any], cause: str | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {**row, "label": 1})
+    images: Values = {**CHAT, "model.build": "tiny_qwen2_5_vl", "data.multimodal_keys": {"image": "pictures"}}
+    found = problems(path, images)
+    rule = f"data.prompt_data must name a file whose rows can be used, got {path}; {path} row 1 must have one <image> "
+    assert found == ([] if cause is None else [f"{rule}in its messages for {cause}"])
+
+
 def write_bytes(file: Path, content: bytes) -> str:
     file.write_bytes(content)
     return str(file)

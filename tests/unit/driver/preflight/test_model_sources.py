@@ -267,15 +267,29 @@ def test_patterns_match_parameters_of_a_tower(tmp_path: Path) -> None:
         r"train.freeze_params must have patterns that match a parameter name, got ^visual\.; the model has "
         "model.visual."
     )
+    advice = re.search(r"its vision tower is (.+), its projector (\w+)$", problem.fix)
+    assert advice is not None
+    for pattern in advice.groups():
+        assert check_trained_parameters(config_with({**vision, "train.freeze_params": [pattern]})) == []
 
 
 def test_good_patterns() -> None:
     for values in (
         {"train.only_train_params": [r"layers\.0\.", "norm"]},
         {"train.freeze_params": ["embed"]},
-        {"train.lora.rank": 2, "train.lora.target_modules": ["query", "q_proj"]},
+        {"train.lora.rank": 2, "train.lora.target_modules": ["v_proj", "self_attn.q_proj"]},
     ):
         assert check_trained_parameters(config_with(values)) == []
+
+
+@pytest.mark.parametrize("name", ["qproj", "embed_tokens", "input_layernorm", "lm_head"])
+def test_each_layer_with_adapters_is_a_linear_one(name: str) -> None:
+    given = {"train.lora.rank": 2, "train.lora.target_modules": ["v_proj", name]}
+    (problem,) = check_trained_parameters(config_with(given))
+    assert str(problem) == (
+        f"train.lora.target_modules must name linear layers of the model, got ['{name}']; it has down_proj, "
+        "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+    )
 
 
 @pytest.mark.parametrize("build", ["tiny_deepseek_v3", "tiny_qwen3_moe"])

@@ -67,6 +67,14 @@ def test_only_target_modules_get_adapters(model_path: str) -> None:
     assert all(torch.linalg.matrix_rank(changes[name], rtol=1e-4) <= 2 for name in changed)
 
 
+@pytest.mark.parametrize("name", ["qproj", "embed_tokens"])
+def test_no_target_is_ignored(name: str, model_path: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"must name linear layers of the model, got \['{name}'\]; it has down_proj, "
+    ):
+        trained(model_path, lora=LoraConfig(rank=2, target_modules=["q_proj", name]))
+
+
 def test_published_and_exported_weights_are_the_trained_ones(alone: Any, model_path: str, tmp_path: Path) -> None:
     _, trainer = alone
     trainer.export_hf(tmp_path)
