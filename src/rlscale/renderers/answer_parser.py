@@ -7,6 +7,7 @@ is evaluated, and a call that cannot be parsed stays in the content, with the re
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -95,13 +96,11 @@ class AnswerParser:
         return pieces
 
     def _split_text(self, text: str) -> list[tuple[bool, str]]:
-        found = [(at, name) for name in self._by_text if (at := text.find(name)) >= 0]
-        if not found:
+        if not self._by_text:
             return [(False, text)]
-        at, name = min(found)
-        before = [(False, text[:at])] if at else []
-        after = text[at + len(name) :]
-        return [*before, (True, name), *(self._split_text(after) if after else [])]
+        # A group of a pattern makes `split` return the markers, too, at odd places.
+        pieces = re.split(f"({'|'.join(map(re.escape, self._by_text))})", text)
+        return [(number % 2 == 1, piece) for number, piece in enumerate(pieces) if piece]
 
     def _opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends within a reasoning: the template wrote its first marker."""
