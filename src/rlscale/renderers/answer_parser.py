@@ -174,7 +174,7 @@ def parse_json_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
         raise ValueError("it has no name")
     if not isinstance(arguments, Mapping):
         raise ValueError("its arguments are no object")
-    return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return to_call(name, arguments)
 
 
 def parse_named_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -182,7 +182,7 @@ def parse_named_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     name, line_break, arguments = text.strip().partition("\n")
     if not line_break or not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
         raise ValueError("it is no name and a line of JSON")
-    return ToolCall(name=name.strip(), arguments=json.dumps(_json_object(arguments), ensure_ascii=False))
+    return to_call(name.strip(), _json_object(arguments))
 
 
 def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -192,9 +192,9 @@ def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     if not name:
         raise ValueError("it has no name")
     if not values_text or values_text.startswith("{"):
-        return ToolCall(name=name, arguments=json.dumps(_json_object(values_text or "{}"), ensure_ascii=False))
+        return to_call(name, _json_object(values_text or "{}"))
     if values_text.startswith(" {"):
-        return ToolCall(name=name, arguments=json.dumps(_json_object(values_text), ensure_ascii=False))
+        return to_call(name, _json_object(values_text))
     schema = next((tool["function"] for tool in tools if tool.get("function", {}).get("name") == name), None)
     if schema is None:
         raise ValueError(f"there is no tool {name!r}")
@@ -206,7 +206,15 @@ def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     if len(values) < len((schema.get("parameters") or {}).get("required", ())):
         raise ValueError(f"{name} needs {len(parameters)} values, got {len(values)}")
     typed = {key: _typed(value, parameters[key]) for key, value in zip(parameters, values, strict=False)}
-    return ToolCall(name=name, arguments=json.dumps(typed, ensure_ascii=False))
+    return to_call(name, typed)
+
+
+def to_call(name: str, arguments: Mapping[str, Any] | str, *, call_id: str = "") -> ToolCall:
+    """A call that every API can send. Raises ValueError for values that JSON or UTF-8 lacks."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if any("\ud800" <= each <= "\udfff" for each in name + text):
+        raise ValueError("it has half of a surrogate pair")
+    return ToolCall(name=name, arguments=text, id=call_id)
 
 
 def _typed(text: str, schema: Any) -> Any:
