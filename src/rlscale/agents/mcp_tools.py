@@ -76,7 +76,7 @@ class McpTools:
         except MCPError as error:
             # Arguments are the policy's; any other error of the protocol is the server's.
             if error.error.code == INVALID_PARAMS:
-                return _rejected(str(error))
+                return _rejected(cut_text(str(error), self._max_chars))
             self._drop(owner, session)
             return _failed(_describe(error))
         except Exception as error:  # of the library and its transports: a broken connection has many types

@@ -66,8 +66,7 @@ class SandboxTools:
         except SandboxError as error:
             await self.release(owner)
             return ToolResult(text="Error: the sandbox failed", error=str(error), cause=FailureCause.sandbox)
-        # Lone surrogates have no tokens.
-        return ToolResult(text=cut_text(text.encode(errors="replace").decode(), self._max_chars))
+        return ToolResult(text=cut_text(text, self._max_chars))
 
     async def release(self, owner: Owner) -> None:
         """See `ToolCaller`."""

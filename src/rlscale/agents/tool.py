@@ -180,7 +180,8 @@ def result_text(value: Any) -> str:
 
 
 def cut_text(text: str, max_chars: int) -> str:
-    """The beginning of a long text, with a note."""
+    """The beginning of a long text, with a note. Lone surrogates, which have no tokens, become question marks."""
+    text = text.encode(errors="replace").decode()
     if len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}\n[{len(text) - max_chars} more characters are cut off]"

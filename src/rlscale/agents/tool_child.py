@@ -82,5 +82,4 @@ class _ToolCall:
             return encode_error(to_error(error))
 
     def _cut(self, text: str) -> str:
-        # Lone surrogates have no tokens.
-        return cut_text(text.encode(errors="replace").decode(), self._max_chars)
+        return cut_text(text, self._max_chars)

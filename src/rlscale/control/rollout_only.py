@@ -14,6 +14,7 @@ from rlscale.observe.metrics.timers import Timers
 from rlscale.observe.reporter import Observer
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.engine_pool import EnginePool
+from rlscale.rollout.failure_watch import FailureWatch
 from rlscale.rollout.group_buffer import AnyCollector, GroupBuffer
 from rlscale.rollout.ledger import outcome_metrics
 from rlscale.rollout.timeline import Timelines
@@ -42,6 +43,9 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
     Nothing is saved: an interrupted run starts from the beginning.
 
     Returns: `progress`, at the end of the run.
+
+    Raises:
+        FailureShareError: too many trajectories failed.
     """
     observer, version = deps.observer, await deps.pool.engines[0].weight_version()
     if deps.evaluator is not None:
@@ -50,11 +54,12 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
         progress.first_eval = progress.last_eval = measured["eval/reward_mean"]
         observer.evaluated(measured, step=progress.next_rollout)
     buffer = GroupBuffer(deps.source, deps.user_rollout, deps.timelines)
+    watch = config.open_failure_watch()
     for rollout_id in range(progress.next_rollout, config.num_rollouts):
         timers = Timers()
         observer.phase("rollout")
         with timers("rollout"):
-            groups, dropped = await _generate(deps.source, buffer, rollout_id, version=version)
+            groups, dropped = await _generate(deps.source, buffer, watch, rollout_id, version=version)
         await deps.hooks.finish(groups, dropped)
         page = buffer.close_page(rollout_id, groups)
         await write_in_thread(observer.generated, rollout_id, groups, version=version)
@@ -79,7 +84,12 @@ async def run_rollouts_only(config: LoopConfig, deps: RolloutOnlyDeps, progress:
 
 
 async def _generate(
-    source: RolloutSource, buffer: GroupBuffer, rollout_id: int, *, version: WeightVersion
+    source: RolloutSource,
+    buffer: GroupBuffer,
+    watch: FailureWatch | None,
+    rollout_id: int,
+    *,
+    version: WeightVersion,
 ) -> tuple[list[Group], list[Group]]:
     """The groups of a rollout, and those that were dropped."""
 
@@ -87,9 +97,14 @@ async def _generate(
         if group.is_finished:
             return group
         before = group if group.samples else None
-        return await source.group(group.index, group.prompt, oldest=version, newest=version, before=before)
+        made = await source.group(group.index, group.prompt, oldest=version, newest=version, before=before)
+        if watch is not None and made.is_finished and not collector.is_stopping:
+            watch.add(made)
+        return made
 
     collector = buffer.open_collector(rollout_id, make, versions=(version, version))
     groups = await collector.run()
     buffer.close_collector(collector)
+    if watch is not None:
+        watch.end_rollout()
     return groups, collector.dropped

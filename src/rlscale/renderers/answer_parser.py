@@ -7,6 +7,7 @@ is evaluated, and a call that cannot be parsed stays in the content, with the re
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -95,13 +96,11 @@ class AnswerParser:
         return pieces
 
     def _split_text(self, text: str) -> list[tuple[bool, str]]:
-        found = [(at, name) for name in self._by_text if (at := text.find(name)) >= 0]
-        if not found:
+        if not self._by_text:
             return [(False, text)]
-        at, name = min(found)
-        before = [(False, text[:at])] if at else []
-        after = text[at + len(name) :]
-        return [*before, (True, name), *(self._split_text(after) if after else [])]
+        # A group of a pattern makes `split` return the markers, too, at odd places.
+        pieces = re.split(f"({'|'.join(map(re.escape, self._by_text))})", text)
+        return [(number % 2 == 1, piece) for number, piece in enumerate(pieces) if piece]
 
     def _opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends within a reasoning: the template wrote its first marker."""
@@ -175,7 +174,7 @@ def parse_json_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
         raise ValueError("it has no name")
     if not isinstance(arguments, Mapping):
         raise ValueError("its arguments are no object")
-    return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return to_call(name, arguments)
 
 
 def parse_named_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -183,7 +182,7 @@ def parse_named_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     name, line_break, arguments = text.strip().partition("\n")
     if not line_break or not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
         raise ValueError("it is no name and a line of JSON")
-    return ToolCall(name=name.strip(), arguments=json.dumps(_json_object(arguments), ensure_ascii=False))
+    return to_call(name.strip(), _json_object(arguments))
 
 
 def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
@@ -193,9 +192,9 @@ def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     if not name:
         raise ValueError("it has no name")
     if not values_text or values_text.startswith("{"):
-        return ToolCall(name=name, arguments=json.dumps(_json_object(values_text or "{}"), ensure_ascii=False))
+        return to_call(name, _json_object(values_text or "{}"))
     if values_text.startswith(" {"):
-        return ToolCall(name=name, arguments=json.dumps(_json_object(values_text), ensure_ascii=False))
+        return to_call(name, _json_object(values_text))
     schema = next((tool["function"] for tool in tools if tool.get("function", {}).get("name") == name), None)
     if schema is None:
         raise ValueError(f"there is no tool {name!r}")
@@ -207,7 +206,15 @@ def parse_compact_call(text: str, tools: Sequence[ToolSpec]) -> ToolCall:
     if len(values) < len((schema.get("parameters") or {}).get("required", ())):
         raise ValueError(f"{name} needs {len(parameters)} values, got {len(values)}")
     typed = {key: _typed(value, parameters[key]) for key, value in zip(parameters, values, strict=False)}
-    return ToolCall(name=name, arguments=json.dumps(typed, ensure_ascii=False))
+    return to_call(name, typed)
+
+
+def to_call(name: str, arguments: Mapping[str, Any] | str, *, call_id: str = "") -> ToolCall:
+    """A call that every API can send. Raises ValueError for values that JSON or UTF-8 lacks."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    if any("\ud800" <= each <= "\udfff" for each in name + text):
+        raise ValueError("it has half of a surrogate pair")
+    return ToolCall(name=name, arguments=text, id=call_id)
 
 
 def _typed(text: str, schema: Any) -> Any:

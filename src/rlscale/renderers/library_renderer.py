@@ -3,13 +3,12 @@
 Only those: its fallback for other models, `DefaultRenderer`, has no bridge and no masks, and is refused.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from rlscale.errors import RenderError
-from rlscale.renderers.answer_parser import Tokenizer
-from rlscale.renderers.renderer import Message, ParsedAnswer, ToolCall, ToolSpec
+from rlscale.renderers.answer_parser import Tokenizer, to_call
+from rlscale.renderers.renderer import Message, ParsedAnswer, ToolSpec
 from rlscale.renderers.template_messages import template_messages
 
 INSTALL = "pip install 'rlscale[agents]'"
@@ -123,10 +122,12 @@ class LibraryRenderer:
             return ParsedAnswer(content=text, error=str(self._error("parse", error)))
         calls, content, problem = [], found.content or "", None
         for call in found.tool_calls:
-            if call.status == "ok" and call.name:
-                calls.append(ToolCall(name=call.name, arguments=_arguments(call.arguments), id=call.id or ""))
-            else:
-                problem = problem or f"tool call {call.raw.strip()[:80]!r}: {call.status}"
+            try:
+                if call.status != "ok" or not call.name:
+                    raise ValueError(call.status)
+                calls.append(to_call(call.name, call.arguments or {}, call_id=call.id or ""))
+            except (ValueError, RecursionError) as error:
+                problem = problem or f"tool call {call.raw.strip()[:80]!r}: {error}"
                 content += call.raw
         return ParsedAnswer(content=content, reasoning=found.reasoning_content, tool_calls=tuple(calls), error=problem)
 
@@ -172,7 +173,3 @@ class LibraryRenderer:
 
 def _library_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools] or None
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)

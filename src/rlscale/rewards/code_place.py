@@ -11,14 +11,18 @@ from types import TracebackType
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARIES = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _DUMPED_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
-MAX_TRACEBACK = 8000
-"""Characters of a traceback that are kept, the last ones."""
+MAX_CAUSE, MAX_TRACEBACK = 2000, 8000
+"""Characters of a cause that are kept, the first ones, and of a traceback, the last ones."""
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
     """Cause in one line, place in the user's code, and traceback without the frames of rlscale above it."""
     # Not str(error): it is user code and may itself fail; the traceback module handles that.
     cause = " ".join(traceback.format_exception_only(error)[-1].split())
+    if len(cause) > MAX_CAUSE:
+        cause = f"{cause[:MAX_CAUSE]} [{len(cause) - MAX_CAUSE} more characters are cut off]"
+    # Lone surrogates have no tokens, and files cannot have them.
+    cause = cause.encode(errors="backslashreplace").decode()
     frames = traceback.extract_tb(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, _skip_own_frames(error.__traceback__)))
     return cause, find_place([(f.filename, f.lineno or 0, f.name) for f in frames]), text[-MAX_TRACEBACK:]

@@ -164,9 +164,13 @@ class Collector:
         self._drop(group, reason)
         limit = MAX_DROPPED_ROLLOUTS * (self._settings.num_groups or 1)
         if self._num_dropped >= limit:
+            failures = [sample.failure.message for sample in group.failed if sample.failure is not None]
+            fix = "change sampling.dynamic_filter_path, the reward or the prompts"
+            if reason == TOO_FEW and failures:
+                fix = f"{len(failures)} of its trajectories failed: {failures[-1]}"
             raise EmptyRolloutError(
                 f"a rollout must keep some of its groups, got {limit} groups in a row that were dropped, the last one "
-                f"for {reason!r}; change sampling.dynamic_filter_path, the reward or the prompts"
+                f"for {reason!r}; {fix}"
             )
 
     def _keep(self, group: Group) -> None:

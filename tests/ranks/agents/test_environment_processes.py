@@ -48,6 +48,7 @@ class Game:
         if kind == "nan": return StepResult(reward=float("nan"), done=True)
         if kind == "nothing": return None
         if kind == "object": return StepResult(done=True, metadata={"a": object()})
+        if kind == "surrogate": return StepResult(messages="a\\ud83db")
         if kind == "long": return StepResult(messages="z" * 10_000_000)
         if kind == "win": return StepResult(reward=1.0, done=True, metadata={"moves": self.number, "agent": 1})
         return StepResult(messages=f"{kind}?", reward=0.25)
@@ -190,6 +191,13 @@ async def test_a_failed_reset_is_closed_too(open_pool: Open, tmp_path: Path) -> 
 async def test_an_environment_gets_the_custom_values(open_pool: Open) -> None:
     async with open_pool("with_level", level=3).open() as game:
         assert (await game.reset(TASK))["messages"] == [{"role": "user", "content": "level 3"}]
+
+
+async def test_a_lone_surrogate_of_an_observation_is_replaced(open_pool: Open) -> None:
+    async with open_pool().open() as game:
+        await game.reset(TASK)
+        step = await game.step(Action(text="surrogate"))
+    assert step["messages"] == [{"role": "user", "content": "a?b"}]
 
 
 @pytest.mark.parametrize(("kind", "reward"), [(EnvironmentReward.sum, 1.5), (EnvironmentReward.last, 1.0)])

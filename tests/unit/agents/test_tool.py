@@ -185,3 +185,7 @@ def test_a_result_is_text(value: Any, text: str) -> None:
 def test_a_long_result_is_cut() -> None:
     assert cut_text("abcdef", 6) == "abcdef"
     assert cut_text("abcdefg", 6) == "abcdef\n[1 more characters are cut off]"
+
+
+def test_a_lone_surrogate_of_a_result_is_replaced() -> None:
+    assert cut_text("a\ud83d\udcffb", 6) == "a??b"

@@ -7,6 +7,10 @@ import pytest
 
 from rlscale.control.loop_config import Progress
 from rlscale.control.rollout_only import RolloutOnlyDeps, run_rollouts_only
+from rlscale.errors import FailureShareError
+from rlscale.rollout.generate_session import GenerateSession
+from rlscale.trajectory import Trajectory
+from rlscale.types import Failure, FailureCause
 from tests.unit.control.simulation import simulation
 
 
@@ -34,3 +38,18 @@ async def test_a_requested_stop_ends_the_run_after_its_rollout(tmp_path: Path, s
             assert stop_after <= expected < 4
     assert sorted(run.sink.logged) == list(range(expected))
     assert len(run.pages) == expected
+
+
+async def test_a_run_whose_environments_are_broken_stops_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlscale.rollout.group_generator.BACKOFF_S", 0.0)
+
+    async def broken(trajectory: Trajectory, session: GenerateSession) -> Failure | None:
+        return Failure(cause=FailureCause.environment, message="no level")
+
+    with simulation(tmp_path, num_rollouts=2, generate=broken) as run:
+        loop_deps = run.loop._deps
+        deps = RolloutOnlyDeps(source=loop_deps.source, evaluator=None, observer=loop_deps.observer, pool=run.pool)
+        with pytest.raises(FailureShareError, match="by cause environment; the last one: no level"):
+            await run_rollouts_only(run.loop._config, deps, Progress())

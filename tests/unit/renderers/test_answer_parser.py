@@ -55,6 +55,10 @@ def test_calls(name: str, text: str, expected: list[tuple[str, object]]) -> None
         ("compact", "<|call|>sub 1", "there is no tool 'sub'"),
         ("compact", "<|call|>now 1", "now has no parameters"),
         ("compact", "<|call|>add{1", "its JSON is invalid"),
+        ("compact", '<|call|>say{"text": "\\ud800"}', "half of a surrogate pair"),
+        ("compact", "<|call|>add 1e999 NaN", "not JSON compliant"),
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "not JSON compliant"),
+        ("hermes", '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>', "half of a surrogate pair"),
         ("compact", '<|call|>add{"a":' + "[" * 5_000, "maximum recursion"),
         ("hermes", "<tool_call>{}</tool_call>", "it has no name"),
         ("hermes", '<tool_call>{"name": "add", "arguments": 1}</tool_call>', "no object"),
@@ -98,3 +102,12 @@ def test_a_marker_in_letters_is_no_marker() -> None:
     letters = [tokenizer.convert_tokens_to_ids(each) for each in "<|call|>now"]
     answer = AnswerParser(tokenizer, FORMATS["compact"], stop_ids=(1,)).parse(letters, tools=TOOLS)
     assert answer == ParsedAnswer(content="<|call|>now")
+
+
+@pytest.mark.parametrize("marker", ["<think>", "</think>", "<tool_call>", "</tool_call>"])
+def test_an_answer_of_markers_only_is_parsed(marker: str) -> None:
+    tokenizer = agent_tokenizer(512)
+    assert marker not in tokenizer.get_vocab(), "it is found in the text"
+    parser = AnswerParser(tokenizer, FORMATS["hermes"], stop_ids=())
+    answer = parser.parse(tokenizer.encode(marker * 1500, add_special_tokens=False), tools=TOOLS)
+    assert not answer.tool_calls and (answer.error is None) == (marker != "<tool_call>")

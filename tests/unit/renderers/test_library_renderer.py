@@ -78,6 +78,14 @@ def test_a_wrong_call_is_an_error_and_stays_in_the_content() -> None:
     assert answer.tool_calls == () and '{"name"}' in answer.content and "invalid_json" in str(answer.error)
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN", "1e999"])
+def test_values_that_no_api_can_send_are_an_error(value: str) -> None:
+    tokenizer = family_tokenizer("qwen")
+    sampled = tokenizer.encode(f'<tool_call>{{"name": "add", "arguments": {{"a": {value}}}}}</tool_call>')
+    answer = LibraryRenderer(tokenizer, "qwen3").parse(sampled)
+    assert answer.tool_calls == () and value in answer.content and answer.error is not None
+
+
 def test_deeply_nested_json_is_an_error() -> None:
     tokenizer = family_tokenizer("qwen")
     sampled = tokenizer.encode('<tool_call>{"name":' + "[" * 100_000 + "</tool_call>")

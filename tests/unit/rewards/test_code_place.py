@@ -43,6 +43,11 @@ def test_an_exception_whose_text_fails_is_described() -> None:
     assert "Broken" in cause and place.startswith("") and "raise Broken" in text
 
 
+def test_a_long_cause_is_cut() -> None:
+    cause = describe_exception(ValueError("\ud83d" + "x" * 3000))[0]
+    assert cause == "ValueError: \\ud83d" + "x" * 1987 + " [1013 more characters are cut off]"
+
+
 def test_a_frame_has_its_length_first() -> None:
     assert pack_frame(b"abc") == b"\0\0\0\3abc"
     assert MAX_MESSAGE_BYTES < 2**32

@@ -9,7 +9,7 @@ from rlscale.errors import EmptyRolloutError
 from rlscale.protocols import CollectSettings
 from rlscale.rollout.collector import Collector
 from rlscale.rollout.group_filters import TOO_FEW
-from rlscale.types import Group, Prompt, Sample, SampleStatus
+from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus
 
 
 class Desk:
@@ -116,6 +116,21 @@ async def test_groups_of_too_few_trajectories_fill_no_rollout() -> None:
 async def test_a_filter_that_drops_everything_ends_the_run() -> None:
     desk = Desk(iterations=lambda i: 1, reason=lambda i: "too_easy")
     with pytest.raises(EmptyRolloutError, match=r"must keep some of its groups, got 40 groups in a row.*'too_easy'"):
+        await desk.collector(CollectSettings(num_groups=2, wave=2)).run()
+
+
+async def test_groups_that_fail_one_after_the_other_end_the_run_with_the_last_failure() -> None:
+    desk = Desk(iterations=lambda i: 1, reason=lambda i: TOO_FEW)
+
+    async def make(group: Group, collector: Collector) -> Group:
+        failed = Failure(cause=FailureCause.tool, message=f"tool of {group.index} broke")
+        group.samples[0].status, group.samples[0].failure = SampleStatus.completed, failed
+        return Group(index=group.index, prompt=group.prompt, samples=[], failed=group.samples)
+
+    desk.make = make  # type: ignore[method-assign]
+    with pytest.raises(
+        EmptyRolloutError, match=r"for 'min_group_size'; 1 of its trajectories failed: tool of \d+ broke"
+    ):
         await desk.collector(CollectSettings(num_groups=2, wave=2)).run()
 
 
