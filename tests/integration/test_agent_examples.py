@@ -18,7 +18,29 @@ def examples() -> Iterator[ModuleType]:
 
 
 def test_the_list_is_complete(examples: ModuleType) -> None:
-    assert set(examples.EXAMPLES) == set(NAMES)
+    assert set(examples.EXAMPLES) == set(NAMES) == set(STOP_REWARDS)
+
+
+STOP_REWARDS = {
+    "calculator": 0.6,
+    "search": 0.75,
+    "code": 0.6,
+    "guess": 0.75,
+    "framework_agent": 0.6,
+    "two_agents": 0.5,
+}
+"""Held-out success of CI, more than twice that of the warm-up; the nightly tests run until that of the experiment."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_success_doubles(
+    examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str
+) -> None:
+    env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
+    overrides = ("eval.interval=5", "eval.max_examples=100", f"eval.stop_reward={STOP_REWARDS[name]}")
+    result = examples.run(name, tmp_path, overrides=overrides, env=env)
+    assert examples.learns(result), result["held_out"]
 
 
 @pytest.mark.nightly

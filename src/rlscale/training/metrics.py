@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -46,14 +47,14 @@ class MetricSums:
         self._shares[name] = self._shares[name] + share if name in self._shares else share
 
     def add_max(self, name: str, value: Tensor) -> None:
-        """Adds to a metric that is the maximum over micro-batches and ranks."""
+        """Adds to a metric that is the maximum over micro-batches and ranks; -inf: this one has no value."""
         value = value.detach().to(self._device, torch.float64)
         self._maxima[name] = torch.maximum(self._maxima[name], value) if name in self._maxima else value
 
     def gather(self, *, keep_empty: bool = False) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Metrics over all ranks, and the share of each rank by name, to find a bad rank; a collective of the group.
 
-        `keep_empty` returns 0 for a metric whose count is 0, so that every step has the same names.
+        `keep_empty` returns 0 for a metric without a value, so that every step has the same names.
 
         Raises:
             ValueError: a rank has added other names, as a function of the user may; raised on every rank.
@@ -74,7 +75,8 @@ class MetricSums:
         # A count need not be a number of tokens: a user's function may pass the sum of its weights.
         metrics = {n: total / count if count else 0.0 for n, (total, count) in pairs.items() if count or keep_empty}
         metrics |= {n: totals[first_share + i] for i, n in enumerate(shares)}
-        metrics |= {n: tops[first_max + i] for i, n in enumerate(maxima)}
+        found = {n: tops[first_max + i] for i, n in enumerate(maxima)}
+        metrics |= {n: 0.0 if top == -math.inf else top for n, top in found.items() if top != -math.inf or keep_empty}
         return metrics, {n: by_rank[:, first_share + i].tolist() for i, n in enumerate(shares)}
 
     def _check_names(self) -> None:

@@ -1,5 +1,7 @@
 """Metric sums on one rank."""
 
+import math
+
 import pytest
 import torch
 
@@ -28,6 +30,15 @@ def test_empty_metrics_are_zero_on_request() -> None:
     sums = MetricSums(torch.device("cpu"))
     sums.add({"never": pair(0.0, 0.0)})
     assert sums.gather(keep_empty=True)[0] == {"never": 0.0}
+
+
+def test_a_maximum_of_nothing_is_no_metric() -> None:
+    sums = MetricSums(torch.device("cpu"))
+    sums.add_max("none", torch.tensor(-math.inf))
+    for value in (-math.inf, -2.0):
+        sums.add_max("some", torch.tensor(value))
+    assert sums.gather()[0] == {"some": -2.0}
+    assert sums.gather(keep_empty=True)[0] == {"none": 0.0, "some": -2.0}
 
 
 def test_a_count_below_one_divides_the_sum() -> None:

@@ -5,6 +5,8 @@ Shape legend: T tokens of the batch, R trainable tokens of a micro-batch, S samp
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -148,7 +150,8 @@ def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Micro
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)
     current = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_current)
     rollout.metrics.add(current.sums, prefix="logprob_diff/")
-    rollout.metrics.add_max("logprob_diff/max", current.max_abs)
+    # Without a current token nothing was compared, and 0 would say that all are equal.
+    rollout.metrics.add_max("logprob_diff/max", torch.where(is_current.any(), current.max_abs, -math.inf))
     is_stale = micro.layout.mask_T & ~is_current
     stale = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_stale)
     rollout.metrics.add(stale.sums, prefix="logprob_diff/stale_")
