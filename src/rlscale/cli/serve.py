@@ -179,9 +179,7 @@ def build(args: argparse.Namespace) -> tuple[EmbeddedService, Scheduler, _Decode
     # sleep between operations, and a decode step takes 1.5 times as long. So this thread computes single-threaded.
     torch.set_num_threads(1)
     kind = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
-        # gloo's records of the last 2,000 broadcasts, which nothing reads: 2 MB between other memory, which so grew.
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
+    _omit_records(kind)
     device = torch.device(kind)
     dtype = getattr(torch, args.dtype)
     try:
@@ -253,6 +251,15 @@ def _command_facts(args: argparse.Namespace) -> dict[str, Any]:
         "num_slots": args.num_slots,
         "deterministic": args.deterministic,
     }
+
+
+def _omit_records(device_kind: str) -> None:
+    """Omits torch's records of the last 2,000 collectives, unless TORCH_FR_BUFFER_SIZE asks for them.
+
+    NCCL's watchdog writes them; gloo has none. They take 2 MB, between other memory, which so grew.
+    """
+    if device_kind == "cpu":
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
 
 
 async def _serve(

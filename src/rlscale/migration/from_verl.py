@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from types import MappingProxyType
 
+from rlscale.architectures.vision_parts import VISION_PARTS
 from rlscale.config.keys import keys
 from rlscale.migration.argument_tables import TableRow, read_table
 from rlscale.migration.findings import Finding, Kind
@@ -114,6 +115,14 @@ def _checkpointing(draft: TranslationDraft, argument: Argument, row: TableRow) -
         draft.report(argument, Kind.dropped, text)
     else:
         draft.rename(argument, replace(row, conversion=""))
+
+
+def _tower(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
+    """Verl freezes the tower with its projector."""
+    if argument.value.lower() == "true":
+        draft.set(argument, row.key, Setting(value=list(VISION_PARTS)))
+    else:
+        draft.report(argument, Kind.dropped, "is off, which is the default")
 
 
 def _targets(draft: TranslationDraft, argument: Argument, row: TableRow) -> None:
@@ -359,6 +368,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "replay": _replay,
         "gc": _checkpointing,
         "targets": _targets,
+        "tower": _tower,
         "minutes": _minutes,
         "engine": _engine,
         "topk": _topk,

@@ -12,6 +12,7 @@ from functools import cache
 from rlscale.architectures.architecture import Architecture, Shape
 from rlscale.architectures.family import find_family
 from rlscale.architectures.tower_shape import PREFIX
+from rlscale.architectures.vision_parts import expand_word
 from rlscale.config import TrainConfig
 from rlscale.plan.mtp_layers import named_own_shapes
 
@@ -134,8 +135,8 @@ def _find_frozen(
 def is_trained(name: str, only: Iterable[str] | None, frozen: Iterable[str]) -> bool:
     """Whether patterns leave a parameter trained, by its name."""
     if only is not None:
-        return any(re.search(pattern, name) for pattern in only)
-    return not any(re.search(pattern, name) for pattern in frozen)
+        return any(re.search(expand_word(pattern), name) for pattern in only)
+    return not any(re.search(expand_word(pattern), name) for pattern in frozen)
 
 
 def _is_last(each: NamedParameter) -> bool:

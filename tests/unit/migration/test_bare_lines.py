@@ -52,6 +52,10 @@ SLIME = [
 ]
 
 VERL = [
+    (
+        "data.train_batch_size=8 actor_rollout_ref.actor.freeze_vision_tower=True",
+        {"train.freeze_params": ["vision", "projector"]},
+    ),
     # The name of a run is one part of a path.
     ("data.train_batch_size=8 trainer.experiment_name=math/qwen2//7b", {"run.name": "math-qwen2-7b"}),
     (

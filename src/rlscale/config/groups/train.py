@@ -167,7 +167,8 @@ class TrainConfig(ConfigGroup):
 
     # Trained parameters.
     only_train_params: Annotated[list[str] | None, Field(min_length=1)] = None
-    """Regular expressions: train only parameters whose name in transformers contains a match. With
+    """Regular expressions: train only parameters whose name in transformers contains a match. The words `vision` and
+    `projector` are the vision tower of a model with images and what maps its features to the decoder. With
     `train.backend=megatron` parameters that Megatron-core keeps in one tensor, such as the projections of queries, keys
     and values, must match together. The value head of a critic is always trained. Cannot be combined with
     `train.freeze_params`. None: all parameters are trained.

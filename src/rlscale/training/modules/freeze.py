@@ -6,15 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rlscale.architectures.vision_parts import VISION_PARTS, expand_word
 from rlscale.config import TrainConfig
 from rlscale.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-_TOWER = "visual[.](?!.*merger)"
-"""Pattern of the parameters of a vision tower without its projector, in the families that have one."""
 
 
 def freeze_parameters(model: nn.Module, train: TrainConfig) -> None:
@@ -42,9 +39,9 @@ def trained_names(names: Sequence[str], train: TrainConfig, *, merged: Iterable[
     key = "train.only_train_params" if train.only_train_params is not None else "train.freeze_params"
     patterns = train.only_train_params or train.freeze_params or []
     for pattern in patterns:
-        if not any(re.search(pattern, name) for name in names):
+        if not any(re.search(expand_word(pattern), name) for name in names):
             raise _error(key, "have patterns that match a parameter name", pattern, names)
-    found = {name for name in names if any(re.search(pattern, name) for pattern in patterns)}
+    found = {name for name in names if any(re.search(expand_word(pattern), name) for pattern in patterns)}
     trained = found if train.only_train_params is not None else set(names) - found
     if not trained:
         raise _error(key, "leave at least one parameter to train", ", ".join(patterns), names)
@@ -59,5 +56,5 @@ def trained_names(names: Sequence[str], train: TrainConfig, *, merged: Iterable[
 def _error(key: str, rule: str, value: str, names: Sequence[str]) -> ConfigError:
     fix = "the model has " + ", ".join([*names[:3], "..."])
     if any(".visual." in name for name in names):
-        fix += f"; its vision tower is {_TOWER}, its projector merger"
+        fix += f"; {' and '.join(VISION_PARTS)} are words for its vision tower and projector"
     return ConfigError([Problem(path=key, rule=rule, value=value, fix=fix)])
