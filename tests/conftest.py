@@ -53,6 +53,7 @@ LONGEST_FIRST = (
     f"{RUNS}sglang.py",
     "tests/ranks/config/test_option_precedence.py",
     f"{RUNS}algorithms.py",
+    f"{RUNS}agent_examples.py::test_held_out",
     f"{RUNS}vision.py::test_the_quickstart",
     "tests/packaging/test_wheel.py",
     f"{RUNS}tutorial.py",

@@ -18,22 +18,18 @@ def examples() -> Iterator[ModuleType]:
 
 
 def test_the_list_is_complete(examples: ModuleType) -> None:
-    assert set(examples.EXAMPLES) == set(NAMES) == set(STOP_REWARDS)
+    assert set(examples.EXAMPLES) == set(NAMES)
 
 
-STOP_REWARDS = {
-    "calculator": 0.6,
-    "search": 0.75,
-    "code": 0.6,
-    "guess": 0.75,
-    "framework_agent": 0.6,
-    "two_agents": 0.5,
-}
-"""Held-out success of CI, more than twice that of the warm-up; the nightly tests run until that of the experiment."""
+STOP_REWARDS = {"calculator": 0.6, "search": 0.75, "framework_agent": 0.6, "two_agents": 0.5}
+"""Held-out success of the examples that double it in ten or twenty rollouts; the others take too long for CI.
+
+Nightly all examples run until the success that their experiments ask for.
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STOP_REWARDS)
 def test_held_out_success_doubles(
     examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str
 ) -> None:
