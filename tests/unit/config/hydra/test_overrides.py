@@ -57,6 +57,10 @@ CASES = [
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
     ),
     (
+        "reward.custom_path=/home/me/my_reward.py:score",
+        "package.module:name, got /home/me/my_reward.py:score; write e.g. reward.custom_path=my_reward.py:score in the",
+    ),
+    (
         "data.prompt_data=x.jsonl@[0:100]",
         "data.prompt_data must be in quotes, because some of its characters have a special meaning on a command "
         "line, got "
