@@ -89,7 +89,7 @@ def parse_command_line(
                 line.warnings.append(f"{override.key_or_group} has no effect without -m")
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
-            line.problems.append(_not_a_sweep(override))
+            line.problems.append(_not_a_sweep(override, groups))
         elif (number := count_values(override)) == 0 or number > MAX_JOBS:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_enumerable(override, number))
@@ -169,9 +169,11 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
     )
 
 
-def _not_a_sweep(override: Override) -> Problem:
+def _not_a_sweep(override: Override, groups: Mapping[str, Sequence[str]]) -> Problem:
     path, value = override.key_or_group, _value_text(override)
     key = find_key(path)
+    if key is None and path not in groups and not is_passthrough(path):
+        return _unknown_path(path, value, groups)
     fix = "add -m to run one job per value"
     if key is not None and (number := corrected_text(key, value)):
         fix = f"write {path}={number}, or {fix}"

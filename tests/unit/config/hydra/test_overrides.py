@@ -56,6 +56,8 @@ CASES = [
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
     ),
+    # The name is wrong in a sweep, too.
+    ("learning_rate=1e-5,1e-4", "learning_rate must be a known key, got 1e-5,1e-4; did you mean optim.lr?"),
     (
         "reward.custom_path=/home/me/my_reward.py:score",
         "package.module:name, got /home/me/my_reward.py:score; write e.g. reward.custom_path=my_reward.py:score in the",
