@@ -118,6 +118,13 @@ def note(path: str) -> str:
     return f" {text[0].upper()}{text[1:]}" if text else ""
 
 
+def is_misspelt_group(path: str, value: Mapping[str, Any]) -> bool:
+    """Whether a section has a name like that of a group, and contains a key of that group or nothing."""
+    group = nearest(path, nodes())
+    inside = [f"{group}.{name}" for name in value]
+    return group is not None and (not inside or any(name in keys() or name in nodes() for name in inside))
+
+
 def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     """`path` is not a key of the configuration."""
     if "." not in path and path not in nodes() and path in ConfigFolders.find().groups():
@@ -126,8 +133,8 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
         fix += "" if path == "on" else f", or add the entry `{show(value)}` to `defaults` in a file"
         rule = "be selected as an option, not set as a key"
         return Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin)
-    if isinstance(value, Mapping) and (group := nearest(path, nodes())):
-        fix = f"did you mean {group}?"
+    if isinstance(value, Mapping) and is_misspelt_group(path, value):
+        fix = f"did you mean {nearest(path, nodes())}?"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
     found, fixed = nearest_target(path)
     meant = found if fixed is None else f"{found}={fixed}"
