@@ -31,7 +31,7 @@ def test_fields_of_both_configs_are_keys_of_the_group() -> None:
         ("megatron.pp_size=2", "did you mean megatron.pipeline_model_parallel_size?"),
         ("megatron.ep=2", "did you mean megatron.expert_model_parallel_size?"),
         ("megatron.cp=2", "did you mean megatron.context_parallel_size?"),
-        ("megatron.num_layrs=2", "did you mean num_layers? set model.num_layers"),
+        ("megatron.num_layrs=2", "got 2; set model.num_layers (command line)"),
         ("megatron.recompute_layers=2", "did you mean megatron.recompute_num_layers?"),
         ("megatron.lr=1", "megatron.lr must not be set, because rlscale sets it, got 1; set optim.lr"),
         (
