@@ -118,6 +118,12 @@ def note(path: str) -> str:
     return f" {text[0].upper()}{text[1:]}" if text else ""
 
 
+def from_model(path: str) -> str:
+    """Advice about an argument of Megatron that the model decides; empty for every other name."""
+    name = path.lstrip("-").replace("-", "_").lower().removeprefix("megatron.")
+    return megatron_args.FROM_MODEL if name in megatron_args.OF_MODEL else ""
+
+
 def is_misspelt_group(path: str, value: Mapping[str, Any]) -> bool:
     """Whether a section has a name like that of a group, and contains a key of that group or nothing."""
     group = nearest(path, nodes())
@@ -139,4 +145,5 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     found, fixed = nearest_target(path)
     meant = found if fixed is None else f"{found}={fixed}"
     fix = f"did you mean {meant}?{note(path)}" if found else "rlscale-train --help lists the groups"
+    fix = from_model(path) or fix
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)

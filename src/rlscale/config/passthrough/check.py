@@ -174,6 +174,8 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
     library, types = LIBRARIES[group], arguments.types
     if name in library.reserved:
         return "not be set, because rlscale sets it", library.reserved[name]
+    if group == "megatron" and name in megatron_args.OF_MODEL:
+        return "not be set, because rlscale sets it", megatron_args.FROM_MODEL
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
         # Abbreviations first: `tp` is similar to many names.

@@ -52,6 +52,11 @@ def test_errors_of_both_libraries_are_reported_together() -> None:
     assert {line.split(" ")[0] for line in found} == {"sglang.pag_size", "megatron.tp", "megatron.lr"}
 
 
+@pytest.mark.parametrize("word", ["megatron.position_embedding_type=ROPE", "swiglu=true", "use_rope_scaling=true"])
+def test_what_the_model_decides_is_not_set(word: str) -> None:
+    assert "; remove it: the model's config.json has it" in only_error([word])
+
+
 def test_reserved_fields_have_keys() -> None:
     known = megatron_args.load_arguments().types
     assert set(known) >= set(megatron_args.RESERVED) | set(megatron_args.ABBREVIATIONS.values())
