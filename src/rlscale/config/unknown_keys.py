@@ -31,6 +31,9 @@ def nearest_key(path: str) -> str | None:
 
 def nearest_target(path: str) -> tuple[str | None, str | None]:
     """Like `nearest_key`, with the only value that says the same: `disable_x` is `x=false`. None: any value."""
+    # slime has this flag for Megatron; elsewhere the word means the type of the weights, with either backend.
+    if path == "--bf16":
+        return "megatron.bf16", None
     wanted = path.lstrip("-").replace("-", "_").lower()
     if wanted in keys():
         return wanted, None
@@ -143,7 +146,8 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
         fix = f"did you mean {nearest(path, nodes())}?"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
     found, fixed = nearest_target(path)
-    meant = found if fixed is None else f"{found}={fixed}"
+    # Without the feature that a word turns on, only its key is known.
+    meant = found if fixed is None or str(value).lower() == "false" else f"{found}={fixed}"
     fix = f"did you mean {meant}?{note(path)}" if found else "rlscale-train --help lists the groups"
     fix = from_model(path) or fix
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)

@@ -56,6 +56,9 @@ CASES = [
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
     ),
+    ("bf16=true", "bf16 must be a known key, got true; did you mean train.dtype=bfloat16? (command line)"),
+    ("bf16=false", "bf16 must be a known key, got false; did you mean train.dtype? (command line)"),
+    ("--bf16", "got --bf16; did you mean megatron.bf16=true? (command line)"),
     ("--position-embedding-type=rope", "; remove it: the model's config.json has it (command line)"),
     # The name is wrong in a sweep, too.
     ("learning_rate=1e-5,1e-4", "learning_rate must be a known key, got 1e-5,1e-4; did you mean optim.lr?"),
