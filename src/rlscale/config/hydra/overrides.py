@@ -282,7 +282,10 @@ def _unknown_path(path: str, value: Any, groups: Mapping[str, Sequence[str]]) ->
         return not_a_group(path, value, origin=COMMAND_LINE)
     group = _nearest_group(path, groups)
     if group:
-        fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
+        # Of several values, or one that is no option, the advice would be refused in turn.
+        option = str(value).partition(",")[0]
+        found = option if option in groups[group] else nearest(option, groups[group])
+        fix = f"did you mean {group}{f'={found}' if found else ''}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
     return unknown_key(path, value, origin=COMMAND_LINE)
 

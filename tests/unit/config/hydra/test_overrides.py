@@ -56,6 +56,10 @@ CASES = [
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
     ),
+    # Advice must be accepted when it is typed.
+    ("algoo=grpo,gspo", "algoo must be a known group, got grpo,gspo; did you mean algo=grpo? options: "),
+    ("algoo=gspoo", "algoo must be a known group, got gspoo; did you mean algo=gspo? options: "),
+    ("algoo=mine", "algoo must be a known group, got mine; did you mean algo? options: "),
     ("bf16=true", "bf16 must be a known key, got true; did you mean train.dtype=bfloat16? (command line)"),
     ("bf16=false", "bf16 must be a known key, got false; did you mean train.dtype? (command line)"),
     ("--bf16", "got --bf16; did you mean megatron.bf16=true? (command line)"),
