@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_origin
 
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep, Sweep
@@ -22,7 +22,7 @@ from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quote
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.typed_texts import quote_texts
 from rlscale.config.hydra.written_overrides import write_override
-from rlscale.config.keys import find_key, nodes
+from rlscale.config.keys import Key, find_key, nodes
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.problems import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.schema import type_problem
@@ -272,9 +272,22 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
     # Entries of a mapping have any type.
     found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
     problems = [problem for problem in found if problem]
+    if readings := _readings_of_point(key, _value_text(override)):
+        fix = f"write {' or '.join(f'{path}={number}' for number in readings)}"
+        problems = [replace(problem, fix=fix) for problem in problems]
     line.problems.extend(problems)
     (line.broken if problems else line.keys).add(key.path)
     return not problems
+
+
+def _readings_of_point(key: Key, text: str) -> list[int]:
+    """The integers that `1.000` may stand for: a decimal point, or one between thousands."""
+    if key.type is not int or not re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", text):
+        return []
+    readings = [int(text.replace(".", ""))]
+    if text.count(".") == 1 and float(text).is_integer():
+        readings.insert(0, int(float(text)))
+    return [number for number in readings if key.allows(number)]
 
 
 def _unknown_path(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
