@@ -87,6 +87,8 @@ def parse_command_line(
             ordered.append((1, text))
             if not multirun and re.match(r"hydra[./](launcher|sweeper|sweep)\b", override.key_or_group):
                 line.warnings.append(f"{override.key_or_group} has no effect without -m")
+            elif override.key_or_group == "hydra.run.dir":
+                line.warnings.append("hydra.run.dir has no effect; the folder of a run is run.dir")
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_a_sweep(override, groups))

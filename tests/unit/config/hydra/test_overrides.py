@@ -300,6 +300,7 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
     [
         (("optim.lr=1e-4", "optim.lr=1e-5"), "optim.lr is given 2 times; the last one is used"),
         (("hydra/launcher=joblib",), "hydra/launcher has no effect without -m"),
+        (("hydra.run.dir=/tmp/x",), "hydra.run.dir has no effect; the folder of a run is run.dir"),
         (("algo=gspo", "algo=grpo", "+algo=gspo"), "algo is given 3 times; the last one is used"),
         (("~algo",), "~algo selects no option, so its keys have their defaults; algo=null says the same"),
     ],
