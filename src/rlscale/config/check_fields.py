@@ -15,7 +15,7 @@ from rlscale.config.passthrough import check_passthrough, check_resolved, is_pas
 from rlscale.config.problems import from_pydantic, not_a_group, unset_key
 from rlscale.config.run_config import RunConfig
 from rlscale.config.schema import Origin, get_value, nested_values, set_value, type_problem
-from rlscale.config.unknown_keys import unknown_key
+from rlscale.config.unknown_keys import is_misspelt_group, unknown_key
 from rlscale.errors import Problem
 
 
@@ -44,7 +44,7 @@ def check_fields(values: Mapping[str, Any], origin: Origin) -> CheckedFields:
             problems.append(not_a_group(path, value, origin=origin(path)))
             broken.add(path)
         elif key is None:
-            problems.append(unknown_key(path, value, origin=origin(path)))
+            problems += [unknown_key(name, each, origin=origin(name)) for name, each in _named_values(path, value)]
         elif problem := type_problem(key, value, origin=""):
             # origin() parses YAML files, so call it for problems only.
             problems.append(replace(problem, origin=origin(path)))
@@ -85,6 +85,19 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield from _leaves(value, f"{path}.")
         else:
             yield path, value
+
+
+def _named_values(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values below an unknown mapping, each with its path; the mapping itself if it is empty or a misspelt group.
+
+    The sections of another project's file (`trainer: {total_epochs: 3}`) are no keys; the names below them are.
+    """
+    is_section = isinstance(value, Mapping) and bool(value) and all(isinstance(name, str) for name in value)
+    if not is_section or is_misspelt_group(path, value):
+        yield path, value
+        return
+    for name, below in value.items():
+        yield from _named_values(f"{path}.{name}", below)
 
 
 def _validate(plain: Any, origin: Origin, broken: set[str]) -> tuple[RunConfig, list[Problem]]:

@@ -240,6 +240,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "actor_strategy zero_stage distributed_strategy",
         "train.dtype": "torch_dtype model_dtype precision mixed_precision fp16 fsdp_config.model_dtype param_dtype "
         "compute_dtype dtype",
+        "train.dtype=bfloat16": "bf16",
         "train.seed": "seed random_seed trainer.seed training_seed",
         "train.lora.rank": "lora_r lora_rank use_peft use_lora peft lora lora.r",
         "train.lora.alpha": "lora_alpha",

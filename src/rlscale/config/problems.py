@@ -126,11 +126,17 @@ def from_pydantic(error: ErrorDetails, *, key: Key, origin: str) -> Problem:
     path, value = ".".join(str(part) for part in error["loc"]), show(error["input"])
     fix = default_fix(key)
     if error["type"] == "string_pattern_mismatch" and error.get("ctx", {}).get("pattern") == DOTTED_PATH:
-        fix = f"write e.g. {key.path}=my_module:my_function"
+        fix = f"write e.g. {key.path}={_importable(str(error['input']))}"
     elif describe_rule(error) == NO_FOLDERS:
         name = re.sub(r"[\W_]*[/\\]+[\W_]*", "-", str(error["input"])).strip("-.")
         fix = f"write e.g. {key.path}={name or 'mine'}"
     return Problem(path=path, rule=describe_rule(error), value=value, fix=fix, origin=origin)
+
+
+def _importable(path: str) -> str:
+    """`file.py:name` for a file named by another path, from whose folder the run is then to start; else an example."""
+    file = re.fullmatch(r"(?:.*/)?([A-Za-z_]\w*\.py)(?::([A-Za-z_]\w*))?", path)
+    return f"{file[1]}:{file[2] or 'my_function'} in the folder of the file" if file else "my_module:my_function"
 
 
 def describe_rule(error: ErrorDetails) -> str:

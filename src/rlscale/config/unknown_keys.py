@@ -31,6 +31,9 @@ def nearest_key(path: str) -> str | None:
 
 def nearest_target(path: str) -> tuple[str | None, str | None]:
     """Like `nearest_key`, with the only value that says the same: `disable_x` is `x=false`. None: any value."""
+    # slime has this flag for Megatron; elsewhere the word means the type of the weights, with either backend.
+    if path == "--bf16":
+        return "megatron.bf16", None
     wanted = path.lstrip("-").replace("-", "_").lower()
     if wanted in keys():
         return wanted, None
@@ -118,6 +121,19 @@ def note(path: str) -> str:
     return f" {text[0].upper()}{text[1:]}" if text else ""
 
 
+def from_model(path: str) -> str:
+    """Advice about an argument of Megatron that the model decides; empty for every other name."""
+    name = path.lstrip("-").replace("-", "_").lower().removeprefix("megatron.")
+    return megatron_args.FROM_MODEL if name in megatron_args.OF_MODEL else ""
+
+
+def is_misspelt_group(path: str, value: Mapping[str, Any]) -> bool:
+    """Whether a section has a name like that of a group, and contains a key of that group or nothing."""
+    group = nearest(path, nodes())
+    inside = [f"{group}.{name}" for name in value]
+    return group is not None and (not inside or any(name in keys() or name in nodes() for name in inside))
+
+
 def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     """`path` is not a key of the configuration."""
     if "." not in path and path not in nodes() and path in ConfigFolders.find().groups():
@@ -126,10 +142,12 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
         fix += "" if path == "on" else f", or add the entry `{show(value)}` to `defaults` in a file"
         rule = "be selected as an option, not set as a key"
         return Problem(path=path, rule=rule, value=show(value), fix=fix, origin=origin)
-    if isinstance(value, Mapping) and (group := nearest(path, nodes())):
-        fix = f"did you mean {group}?"
+    if isinstance(value, Mapping) and is_misspelt_group(path, value):
+        fix = f"did you mean {nearest(path, nodes())}?"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=origin)
     found, fixed = nearest_target(path)
-    meant = found if fixed is None else f"{found}={fixed}"
+    # Without the feature that a word turns on, only its key is known.
+    meant = found if fixed is None or str(value).lower() == "false" else f"{found}={fixed}"
     fix = f"did you mean {meant}?{note(path)}" if found else "rlscale-train --help lists the groups"
+    fix = from_model(path) or fix
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)

@@ -405,7 +405,7 @@ def as_dotted(path: str) -> str:
     """`folder.file:name` for `folder/file.py:name`, a file below the working folder; any other path unchanged."""
     file, colon, name = path.partition(":")
     is_file = colon and file.endswith(".py")
-    return f"{file.removesuffix('.py').replace('/', '.')}:{name}" if is_file else path
+    return f"{file.removesuffix('.py').removeprefix('./').replace('/', '.')}:{name}" if is_file else path
 
 
 def import_path(path: str, *, key: str) -> Any:
@@ -421,8 +421,12 @@ def import_path(path: str, *, key: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # user code may raise anything; reported as ConfigError
         fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and str(error) == f"No module named {module_name!r}":
+            fix += f"; check its name, and that it is installed or in {os.getcwd()}"
         raise _error(key, rule, path, fix) from error
     if not hasattr(module, name):
+        if name == "py":
+            raise _error(key, rule, path, f"write the name of the function, too: {path}:<name>")
         # Private names are not suggested.
         near = nearest(name, [other for other in vars(module) if not other.startswith("_")])
         fix = f"{module.__file__ or module_name} has no {name!r}"

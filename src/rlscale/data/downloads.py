@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -96,6 +97,19 @@ def command_for(path: Path) -> str | None:
                 place = "" if into.absolute() == Path("data").absolute() else f" --into {into}"
                 return f"rlscale-data download {name}{place}"
     return None
+
+
+def advice_for(path: str) -> str:
+    """Advice for a data set of the Hub or a URL where a path is expected; empty for a path."""
+    words = re.fullmatch(r"(?:\w+://(?:huggingface\.co/)?(?:datasets/)?)?(?:[\w.-]+/)?([\w-]+)", path)
+    wanted = words[1].lower().replace("-", "_") if words else ""
+    for name, dataset in DATASETS.items():
+        if wanted in (name, dataset.folder.replace("-", "_")):
+            file = Path("data", dataset.folder, dataset.files[0])
+            return f"run `rlscale-data download {name}`, then write {file}"
+    if "://" in path or (words and "/" in path):
+        return "a path is expected, so download the file first"
+    return ""
 
 
 def _fetch(url: str, target: Path, *, expected: str | None) -> str:

@@ -31,6 +31,9 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
     {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 )
 
+SAVE_STEPS = 500
+"""TRL's default for the optimiser steps between two checkpoints."""
+
 
 def translate_trl(draft: TranslationDraft) -> None:
     """Places every argument of a run of TRL and writes what it implies."""
@@ -38,6 +41,10 @@ def translate_trl(draft: TranslationDraft) -> None:
     translate(draft, read_table(Project.trl), CONVERSIONS)
     _batches(draft)
     write_defaults(draft)
+    strategy = draft.given("save_strategy")
+    if not draft.has("save_steps") and (strategy is None or strategy.value == "steps"):
+        interval = num_rollouts(draft, SAVE_STEPS)
+        draft.write("checkpoint.save_interval", Setting(value=interval), f"TRL's default, save_steps={SAVE_STEPS}")
     _corrections(draft)
     if not any(path in draft.settings for path in ("reward.type", "reward.custom_path", "reward.functions")):
         draft.note(Kind.lost, "the reward functions", "are code: name them in reward.custom_path or reward.functions")
@@ -420,6 +427,9 @@ def _rewards(draft: TranslationDraft, argument: Argument, row: TableRow) -> None
         weights = dict(zip(names, numbers, strict=False)) if is_whole else dict.fromkeys(names, 1.0)
         draft.write("reward.weights", Setting(value=weights), "TRL adds the rewards up")
     draft.note(Kind.hook, ", ".join(names), row.note)
+    if argument.source.file.endswith(".py"):
+        file = PurePosixPath(argument.source.file).name
+        draft.note(Kind.hook, file, f"the script itself: importing {module} runs it; move the functions to a file")
 
 
 CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(

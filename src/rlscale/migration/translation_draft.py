@@ -17,7 +17,7 @@ from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from rlscale.config.user_functions import HOOKS
 from rlscale.migration.argument_tables import TableRow, read_defaults
 from rlscale.migration.findings import Finding, Kind
-from rlscale.migration.foreign_arguments import Argument, Reading
+from rlscale.migration.foreign_arguments import Argument, Project, Reading
 from rlscale.migration.settings import Setting, WrongValueError, convert, convert_foreign
 from rlscale.migration.shell_values import template_of
 
@@ -66,7 +66,7 @@ class TranslationDraft:
         if waiting := _waits_for(path, setting):
             kind, text = Kind.waits, waiting
         elif path in HOOKS:
-            kind, text = Kind.hook, _signatures(path)
+            kind, text = Kind.hook, _signatures(path, self.reading.project)
         self.settings[path] = replace(setting, comment=note or setting.comment)
         self.report(argument, kind, text, key=path)
 
@@ -144,9 +144,11 @@ def _waits_for(path: str, setting: Setting) -> str:
     return ""
 
 
-def _signatures(path: str) -> str:
+def _signatures(path: str, project: Project) -> str:
     hook = HOOKS[path]
     own = f"({', '.join((*hook.arguments, *hook.optional))})"
+    if project is not Project.slime:
+        return f"rlscale calls {own}; a function in the form of {project} must be rewritten"
     if not hook.document_arguments:
         return f"rlscale calls {own}; a function in slime's form must be rewritten"
     return f"slime's form ({', '.join(hook.document_arguments)}) is accepted; rlscale's is {own}"

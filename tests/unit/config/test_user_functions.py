@@ -92,11 +92,13 @@ def test_what_can_be_called_is_right(key: str, name: str, others: dict[str, Any]
 
 def test_a_file_below_the_working_folder_is_a_module(tmp_path: Path) -> None:
     assert problems_of("reward.custom_path", "code_for_test.py:score") == []
+    assert problems_of("reward.custom_path", "./code_for_test.py:score") == []
     (tmp_path / "rewards_for_test").mkdir()
     (tmp_path / "rewards_for_test" / "mine.py").write_text(MODULE, encoding="utf-8")
     assert problems_of("reward.custom_path", "rewards_for_test/mine.py:score") == []
     (missing,) = problems_of("reward.custom_path", "no_such_file.py:score")
     assert "must be importable, got no_such_file.py:score" in missing
+    assert missing.endswith("; check its name, and that it is installed or in " + os.getcwd())
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,7 @@ def test_a_file_below_the_working_folder_is_a_module(tmp_path: Path) -> None:
         ("algo.custom_reducer_function_path", "code_for_test:two", {}, "be callable with (step), got"),
         ("train.rollout_data_postprocess_path", "code_for_test:two", {}, "be callable with (rollout), got"),
         ("reward.custom_path", "code_for_test:scor", {}, "has no 'scor'; did you mean score?"),
+        ("reward.custom_path", "code_for_test.py", {}, "write the name of the function, too: code_for_test.py:<name>"),
         ("reward.custom_path", "exits_for_test:f", {}, "importing 'exits_for_test' failed: SystemExit: 3"),
         ("reward.custom_path", "wrong_for_test:f", {}, "importing 'wrong_for_test' failed: SyntaxError"),
         ("reward.custom_path", "gone_for_test.deep:f", {}, "No module named 'gone_for_test'"),

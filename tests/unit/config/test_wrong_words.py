@@ -4,10 +4,12 @@ import csv
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlscale.cli.arguments import parse_arguments
+from rlscale.config.check_fields import check_fields
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
@@ -107,6 +109,21 @@ def test_every_flag_of_slime_is_answered_with_its_key(flag: str, key: str, inver
 def test_a_flag_with_its_values_becomes_an_override(command: str, override: str) -> None:
     assert suggested(advice(*shlex.split(command))) == override
     assert parse_command_line([override], GROUPS).problems == []
+
+
+@pytest.mark.parametrize(
+    ("section", "path", "key"),
+    [
+        ({"trainer": {"total_epochs": 3}}, "trainer.total_epochs", "data.num_epoch"),
+        ({"actor_rollout_ref": {"rollout": {"n": 5}}}, "actor_rollout_ref.rollout.n", "batch.n_samples_per_prompt"),
+        ({"optimizer": {"lr": 1e-6}}, "optimizer.lr", "optim.lr"),
+        ({"optim": {"optim": {"lr": 1e-6}}}, "optim.optim.lr", "optim.lr"),
+        ({"optm": {"lr": 1e-6}}, "optm", "optim"),
+    ],
+)
+def test_a_key_in_a_section_of_another_project_is_found(section: dict[str, Any], path: str, key: str) -> None:
+    (problem,) = [each for each in check_fields(section, lambda _: "").problems if each.path == path]
+    assert suggested(problem.fix) == key
 
 
 @pytest.mark.parametrize(

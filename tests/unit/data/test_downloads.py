@@ -14,7 +14,7 @@ import pytest
 from rlscale.cli.data import main
 from rlscale.config import DataConfig, load_config
 from rlscale.data import downloads
-from rlscale.data.downloads import DATASETS, command_for, download
+from rlscale.data.downloads import DATASETS, advice_for, command_for, download
 from rlscale.driver.preflight.data_files import check_file
 from rlscale.errors import DataError
 
@@ -122,6 +122,27 @@ def test_the_error_of_a_missing_file_names_the_command(tmp_path: Path, monkeypat
     assert problem.fix.startswith("get it by `rlscale-data download gsm8k`; looked for ")
     assert command_for(Path("/disk/data/aime-2024/aime-2024.jsonl")) == "rlscale-data download aime --into /disk/data"
     assert command_for(Path("data/mine.jsonl")) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("gsm8k", "run `rlscale-data download gsm8k`, then write data/gsm8k/train.parquet"),
+        ("openai/gsm8k", "run `rlscale-data download gsm8k`, then write data/gsm8k/train.parquet"),
+        ("hf://datasets/openai/gsm8k", "run `rlscale-data download gsm8k`, then write data/gsm8k/train.parquet"),
+        (
+            "https://huggingface.co/datasets/BytedTsinghua-SIA/DAPO-Math-17k",
+            "run `rlscale-data download dapo_math_17k`, then write data/dapo-math-17k/dapo-math-17k.jsonl",
+        ),
+        ("https://example.com/a.jsonl", "a path is expected, so download the file first"),
+        ("s3://bucket/folder/a.parquet", "a path is expected, so download the file first"),
+        ("someone/my-prompts", "a path is expected, so download the file first"),
+        ("data/mine.jsonl", ""),
+        ("mine", ""),
+    ],
+)
+def test_data_that_is_named_otherwise_than_by_its_path(path: str, advice: str) -> None:
+    assert advice_for(path) == advice
 
 
 def test_two_downloads_of_a_file_at_the_same_time(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,6 +292,26 @@ def test_a_command_overrides_the_file_that_it_names(tmp_path: Path) -> None:
     assert kinds(found, Kind.repeated) == {"learning_rate"} and not found.losses
 
 
+def test_checkpoints_are_as_frequent_as_in_trl() -> None:
+    line = "--learning_rate 2e-6 --per_device_train_batch_size 8 --steps_per_generation 4"
+    # A rollout has 4 optimiser steps.
+    check_values(rlscale.migrate(line.split()), {"checkpoint.save_interval": 125})
+    check_values(rlscale.migrate([*line.split(), "--save_strategy", "no"]), {"checkpoint.save_interval": "not set"})
+
+
+def test_a_reward_function_of_the_training_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from trl import GRPOConfig, GRPOTrainer\n\n\ndef reward_len(completions, **kwargs):\n    return [0.0]\n\n\n"
+        "args = GRPOConfig(learning_rate=1e-6, num_generations=4)\n"
+        "GRPOTrainer(model='Qwen/Qwen3-0.6B', reward_funcs=reward_len, args=args).train()\n"
+    )
+    found = rlscale.migrate(tmp_path / "train.py")
+    check_values(found, {"reward.custom_path": "train:reward_len"})
+    report = found.report()
+    assert "rlscale calls (sample, judge); a function in the form of trl must be rewritten" in report
+    assert "train.py: the script itself: importing train runs it; move the functions to a file" in report
+
+
 def test_a_named_file_that_is_not_there_is_lost(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("trl grpo --config recipes/mine.yaml --learning_rate 3e-6\n")
     found = rlscale.migrate(tmp_path / "run.sh")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict
 
-DOTTED_PATH = r"^(?:[A-Za-z_][\w.]*[:.]|(?:[A-Za-z_]\w*/)+[A-Za-z_]\w*\.py:)[A-Za-z_]\w*$"
+DOTTED_PATH = r"^(?:[A-Za-z_][\w.]*[:.]|(?:\./)?(?:[A-Za-z_]\w*/)*[A-Za-z_]\w*\.py:)[A-Za-z_]\w*$"
 """Pattern of `package.module:name`, `package.module.name` or `folder/file.py:name`, shared by several keys."""
 
 FOLDER_NAME = r"^[^/\\]*[^/\\.][^/\\]*$"

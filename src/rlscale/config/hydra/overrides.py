@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_origin
 
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep, Sweep
@@ -22,11 +22,11 @@ from rlscale.config.hydra.grammar import explain_value, is_parsable, shell_quote
 from rlscale.config.hydra.internals import override_parser
 from rlscale.config.hydra.typed_texts import quote_texts
 from rlscale.config.hydra.written_overrides import write_override
-from rlscale.config.keys import find_key, nodes
+from rlscale.config.keys import Key, find_key, nodes
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.problems import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.schema import type_problem
-from rlscale.config.unknown_keys import nearest_key, nearest_target, note, unknown_key
+from rlscale.config.unknown_keys import from_model, nearest_key, nearest_target, note, unknown_key
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
@@ -87,9 +87,11 @@ def parse_command_line(
             ordered.append((1, text))
             if not multirun and re.match(r"hydra[./](launcher|sweeper|sweep)\b", override.key_or_group):
                 line.warnings.append(f"{override.key_or_group} has no effect without -m")
+            elif override.key_or_group == "hydra.run.dir":
+                line.warnings.append("hydra.run.dir has no effect; the folder of a run is run.dir")
         elif override.is_sweep_override() and not multirun:
             line.broken.add(override.key_or_group)
-            line.problems.append(_not_a_sweep(override))
+            line.problems.append(_not_a_sweep(override, groups))
         elif (number := count_values(override)) == 0 or number > MAX_JOBS:
             line.broken.add(override.key_or_group)
             line.problems.append(_not_enumerable(override, number))
@@ -159,6 +161,8 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         fix = f"did you mean {group_of}={name}?"
     elif not text.startswith("-") and (near := nearest(name, groups.get("experiment", ()))):
         fix = f"did you mean experiment={near}?"
+    elif advice := from_model(name):
+        fix = advice
     elif (found := nearest_target(name))[0]:
         key, fixed = str(found[0]), found[1]
         typed = value.strip() if equals or value.strip() else None
@@ -169,9 +173,11 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
     )
 
 
-def _not_a_sweep(override: Override) -> Problem:
+def _not_a_sweep(override: Override, groups: Mapping[str, Sequence[str]]) -> Problem:
     path, value = override.key_or_group, _value_text(override)
     key = find_key(path)
+    if key is None and path not in groups and not is_passthrough(path):
+        return _unknown_path(path, value, groups)
     fix = "add -m to run one job per value"
     if key is not None and (number := corrected_text(key, value)):
         fix = f"write {path}={number}, or {fix}"
@@ -268,9 +274,22 @@ def _check_key(line: CommandLine, override: Override, groups: Mapping[str, Seque
     # Entries of a mapping have any type.
     found = [type_problem(key, value, origin=COMMAND_LINE) for value in _values(override)] if path == key.path else []
     problems = [problem for problem in found if problem]
+    if readings := _readings_of_point(key, _value_text(override)):
+        fix = f"write {' or '.join(f'{path}={number}' for number in readings)}"
+        problems = [replace(problem, fix=fix) for problem in problems]
     line.problems.extend(problems)
     (line.broken if problems else line.keys).add(key.path)
     return not problems
+
+
+def _readings_of_point(key: Key, text: str) -> list[int]:
+    """The integers that `1.000` may stand for: a decimal point, or one between thousands."""
+    if key.type is not int or not re.fullmatch(r"[1-9]\d{0,2}(\.\d{3})+", text):
+        return []
+    readings = [int(text.replace(".", ""))]
+    if text.count(".") == 1 and float(text).is_integer():
+        readings.insert(0, int(float(text)))
+    return [number for number in readings if key.allows(number)]
 
 
 def _unknown_path(path: str, value: Any, groups: Mapping[str, Sequence[str]]) -> Problem:
@@ -278,7 +297,10 @@ def _unknown_path(path: str, value: Any, groups: Mapping[str, Sequence[str]]) ->
         return not_a_group(path, value, origin=COMMAND_LINE)
     group = _nearest_group(path, groups)
     if group:
-        fix = f"did you mean {group}={value}? options: {', '.join(groups[group])}"
+        # Of several values, or one that is no option, the advice would be refused in turn.
+        option = str(value).partition(",")[0]
+        found = option if option in groups[group] else nearest(option, groups[group])
+        fix = f"did you mean {group}{f'={found}' if found else ''}? options: {', '.join(groups[group])}"
         return Problem(path=path, rule="be a known group", value=show(value), fix=fix, origin=COMMAND_LINE)
     return unknown_key(path, value, origin=COMMAND_LINE)
 

@@ -21,6 +21,7 @@ from rlscale.config.yaml_aliases import AliasError, compose_yaml
 from rlscale.errors import Problem
 
 GLOBAL = "# @package _global_"
+NULL = "tag:yaml.org,2002:null"
 GLOBAL_GROUPS = ("experiment", "on")
 """Groups whose files set keys of every other group."""
 
@@ -195,6 +196,8 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         parent, _, name = path.rpartition(".")
         fix = f"write `{name}: ...`, indented, below `{parent.rpartition('.')[2]}:`"
         report(line, "be nested in a file, where a dotted name has no meaning", f'"{path}"', fix, path=path)
+    for path, line in _unnamed_values(root, prefix):
+        report(line, "give each of its values a name that is a text", "null", "replace null by a name", path=path)
     file.values = dict(_leaves(root, prefix))
     defaults = next((child for key, child in root.value if key.value == "defaults"), None)
     return list(_entries(defaults, problems)) if defaults is not None and file.group else []
@@ -247,8 +250,22 @@ def _dotted_keys(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, int
             yield from _dotted_keys(child, f"{path}.")
 
 
+def _unnamed_values(node: yaml.Node, prefix: str) -> Iterator[tuple[str, int]]:
+    """Mappings with the key null, which OmegaConf refuses, each with its line; the path of the file's own is empty."""
+    children = node.value if isinstance(node, yaml.SequenceNode) else []
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    for key, child in pairs:
+        if key.tag == NULL:
+            yield prefix.removesuffix("."), key.start_mark.line + 1
+        yield from _unnamed_values(child, f"{prefix}{key.value}.")
+    for child in children:
+        yield from _unnamed_values(child, prefix)
+
+
 def _leaves(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[Any, int]]]:
     for key, child in node.value:
+        if not isinstance(key, yaml.ScalarNode) or any(_unnamed_values(child, "")) or key.tag == NULL:
+            continue  # reported as a name that is no text
         path = f"{prefix}{key.value}"
         # Settings of Hydra are nested too, but are not part of the config.
         is_node = path in nodes() or path.partition(".")[0] == "hydra"

@@ -174,6 +174,8 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
     library, types = LIBRARIES[group], arguments.types
     if name in library.reserved:
         return "not be set, because rlscale sets it", library.reserved[name]
+    if group == "megatron" and name in megatron_args.OF_MODEL:
+        return "not be set, because rlscale sets it", megatron_args.FROM_MODEL
     if name not in types:
         own = [key.name for key in keys().values() if key.group == group]
         # Abbreviations first: `tp` is similar to many names.
@@ -181,7 +183,8 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
         found = found or nearest_argument(name, [*own, *types])
         fix = f"did you mean {group}.{found}?" if found else library.listing
         if found is not None and found in library.reserved:
-            fix = f"did you mean {found}? {library.reserved[found]}"
+            # The argument itself must not be set, so it is not suggested.
+            fix = library.reserved[found]
         return f"be a key of this group or {library.kind.format(version=arguments.version)}", fix
     if group == "megatron" and types[name] in ("any", "any|null"):
         return "not be set", "it is a Python object, which YAML cannot express"

@@ -20,6 +20,15 @@ CLASSES = (
 
 _NUMBERS = "set train.dtype"
 _RATES = "set optim.lr and the other keys of optim"
+FROM_MODEL = "remove it: the model's config.json has it"
+OF_MODEL = frozenset(
+    (
+        *("position_embedding_type", "use_rotary_position_embeddings", "no_position_embedding", "use_rope_scaling"),
+        *("swiglu", "group_query_attention", "apply_layernorm_1p"),
+    )
+)
+"""Arguments of Megatron-LM that are no fields of Megatron-core's configs, and that the model decides."""
+
 _ROTARY = (
     "beta_fast",
     "beta_slow",
@@ -47,7 +56,7 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "qk_pos_emb_head_dim": "set model.qk_rope_head_dim",
         "v_head_dim": "set model.v_head_dim",
         "moe_enable_routing_replay": "set algo.use_routing_replay or algo.use_rollout_routing_replay",
-        **dict.fromkeys(_ROTARY, "remove it: the model's config.json has it"),
+        **dict.fromkeys(_ROTARY, FROM_MODEL),
         "fp16": _NUMBERS,
         "params_dtype": _NUMBERS,
         "pipeline_dtype": _NUMBERS,

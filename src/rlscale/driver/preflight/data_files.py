@@ -8,7 +8,7 @@ from rlscale.config import DataConfig, RunConfig, prompt_paths
 from rlscale.config.installed import is_installed
 from rlscale.config.rules import learns_conversations, only_evaluates
 from rlscale.data.data_paths import PARQUET, SUFFIXES, files_to_name, find_data_files, is_missing, resolve_data_path
-from rlscale.data.downloads import command_for
+from rlscale.data.downloads import advice_for, command_for
 from rlscale.data.first_rows import check_first_rows
 from rlscale.data.rows import BadRowError
 from rlscale.driver.preflight.model_sources import starting_folder
@@ -105,7 +105,8 @@ def check_file(
     file = resolve_data_path(path)
     if is_missing(path):
         command = command_for(file)
-        fix = f"get it by `{command}`; looked" if command else "looked"
+        advice = f"get it by `{command}`" if command else advice_for(path)
+        fix = f"{advice}; looked" if advice else "looked"
         return [Problem(path=key, rule=FILE_EXISTS, value=path, fix=f"{fix} for {file.absolute()}")]
     if not is_read:
         return []

@@ -56,6 +56,23 @@ CASES = [
         "optim.lr=1e-5,1e-4",
         "optim.lr must have one value in a single run, got 1e-5,1e-4; add -m to run one job per value (command line)",
     ),
+    # Advice must be accepted when it is typed.
+    ("algoo=grpo,gspo", "algoo must be a known group, got grpo,gspo; did you mean algo=grpo? options: "),
+    ("algoo=gspoo", "algoo must be a known group, got gspoo; did you mean algo=gspo? options: "),
+    ("algoo=mine", "algoo must be a known group, got mine; did you mean algo? options: "),
+    ("data.num_rollout=1.000", "got 1.0; write data.num_rollout=1 or data.num_rollout=1000 (command line)"),
+    ("data.num_rollout=1.500", "got 1.5; write data.num_rollout=1500 (command line)"),
+    ("data.num_rollout=1.000.000", "got 1.000.000; write data.num_rollout=1000000 (command line)"),
+    ("bf16=true", "bf16 must be a known key, got true; did you mean train.dtype=bfloat16? (command line)"),
+    ("bf16=false", "bf16 must be a known key, got false; did you mean train.dtype? (command line)"),
+    ("--bf16", "got --bf16; did you mean megatron.bf16=true? (command line)"),
+    ("--position-embedding-type=rope", "; remove it: the model's config.json has it (command line)"),
+    # The name is wrong in a sweep, too.
+    ("learning_rate=1e-5,1e-4", "learning_rate must be a known key, got 1e-5,1e-4; did you mean optim.lr?"),
+    (
+        "reward.custom_path=/home/me/my_reward.py:score",
+        "package.module:name, got /home/me/my_reward.py:score; write e.g. reward.custom_path=my_reward.py:score in the",
+    ),
     (
         "data.prompt_data=x.jsonl@[0:100]",
         "data.prompt_data must be in quotes, because some of its characters have a special meaning on a command "
@@ -283,6 +300,7 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
     [
         (("optim.lr=1e-4", "optim.lr=1e-5"), "optim.lr is given 2 times; the last one is used"),
         (("hydra/launcher=joblib",), "hydra/launcher has no effect without -m"),
+        (("hydra.run.dir=/tmp/x",), "hydra.run.dir has no effect; the folder of a run is run.dir"),
         (("algo=gspo", "algo=grpo", "+algo=gspo"), "algo is given 3 times; the last one is used"),
         (("~algo",), "~algo selects no option, so its keys have their defaults; algo=null says the same"),
     ],

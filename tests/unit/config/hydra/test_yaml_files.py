@@ -62,6 +62,20 @@ def test_errors_in_a_file_are_reported_with_their_line(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("lines", "path", "line"),
+    [
+        ("optim: {null: 2}", "optim", 16),
+        ("optim:\n  lr: {null: 2}", "optim.lr", 17),
+        ("sglang: {a: [{null: 2}]}", "sglang.a", 16),
+    ],
+)
+def test_a_value_without_a_name_gets_one_message(folder: Path, lines: str, path: str, line: int) -> None:
+    file = write(folder, f"{MINE}{lines}\n")
+    rule = "give each of its values a name that is a text, got null; replace null by a name"
+    assert config_errors("experiment=mine", config_dir=folder) == [f"{path} must {rule} ({file}:{line})"]
+
+
 def test_a_rule_points_to_the_file_that_set_the_key(folder: Path) -> None:
     file = write(folder, MINE + "  global_batch_size: 5\n")
     assert only_error(["experiment=mine"], config_dir=folder).endswith(f"({file}:16)")

@@ -31,7 +31,7 @@ def test_fields_of_both_configs_are_keys_of_the_group() -> None:
         ("megatron.pp_size=2", "did you mean megatron.pipeline_model_parallel_size?"),
         ("megatron.ep=2", "did you mean megatron.expert_model_parallel_size?"),
         ("megatron.cp=2", "did you mean megatron.context_parallel_size?"),
-        ("megatron.num_layrs=2", "did you mean num_layers? set model.num_layers"),
+        ("megatron.num_layrs=2", "got 2; set model.num_layers (command line)"),
         ("megatron.recompute_layers=2", "did you mean megatron.recompute_num_layers?"),
         ("megatron.lr=1", "megatron.lr must not be set, because rlscale sets it, got 1; set optim.lr"),
         (
@@ -50,6 +50,11 @@ def test_an_invalid_key_or_value_is_reported(word: str, message: str) -> None:
 def test_errors_of_both_libraries_are_reported_together() -> None:
     found = config_errors("rollout=sglang", "sglang.pag_size=1", "megatron.tp=2", "megatron.lr=1")
     assert {line.split(" ")[0] for line in found} == {"sglang.pag_size", "megatron.tp", "megatron.lr"}
+
+
+@pytest.mark.parametrize("word", ["megatron.position_embedding_type=ROPE", "swiglu=true", "use_rope_scaling=true"])
+def test_what_the_model_decides_is_not_set(word: str) -> None:
+    assert "; remove it: the model's config.json has it" in only_error([word])
 
 
 def test_reserved_fields_have_keys() -> None:

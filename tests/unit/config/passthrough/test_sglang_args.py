@@ -172,3 +172,8 @@ def test_several_engines_of_sglang_get_a_router() -> None:
 )
 def test_a_suggestion_has_the_words_of_the_name(name: str, meant: str) -> None:
     assert f"did you mean sglang.{meant}?" in only_error([SGLANG, f"sglang.{name}=1"])
+
+
+def test_an_abbreviation_of_a_reserved_argument_gets_its_key_only() -> None:
+    fix = only_error([SGLANG, "sglang.tp=2"]).partition("; ")[2]
+    assert fix.startswith("set cluster.rollout_num_gpus_per_engine,")
