@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
 
+from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.plan.placement import Layout
 from tests.cluster.engine_parts import engines_of, gpus_of_trainers, last_launch, visible_gpus
@@ -48,3 +50,24 @@ def test_each_rank_of_a_colocated_engine_is_on_the_gpu_of_its_trainer_rank(
         asyncio.run(engines.start())
     assert len(set(own)) == 9
     assert visible_gpus(tmp_path, "engine 0") == own[:4] and visible_gpus(tmp_path, "engine 1") == own[4:8]
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_engines_of_two_sizes_have_the_gpus_of_their_bundles(
+    launch: SglangLaunch, tmp_path: Path, colocate: bool
+) -> None:
+    groups = (
+        ServerGroup(role=ServerRole.prefill, num_gpus=4, num_gpus_per_engine=2),
+        ServerGroup(role=ServerRole.decode, num_gpus=8, num_gpus_per_engine=4),
+    )
+    layout = Layout(num_trainers=12 if colocate else 3, num_engines=4, gpus_per_engine=4, colocate=colocate)
+    layout = replace(layout, num_prefill_engines=2, gpus_per_prefill_engine=2)
+    with engines_of(replace(launch, num_gpus=1, groups=groups), layout, tmp_path) as (engines, bundles):
+        own = gpus_of_trainers(bundles, layout)
+        addresses = asyncio.run(engines.start())
+    assert [address.num_ranks for address in addresses] == [2, 2, 4, 4]
+    seen = [gpu for engine in range(4) for gpu in visible_gpus(tmp_path, f"engine {engine}")]
+    assert len(seen) == len(set(seen)) == 12
+    assert (seen == own) if colocate else not set(seen) & set(own)
+    sizes = [last_launch(tmp_path, f"engine {engine}")["arguments"]["tp_size"] for engine in range(4)]
+    assert sizes == [2, 2, 4, 4]

@@ -137,7 +137,7 @@ def test_gpus_that_no_node_has_together_are_refused(launch: SglangLaunch, tmp_pa
 
 
 def test_a_prefill_server_restarts_with_its_role_and_another_port(launch: SglangLaunch, tmp_path: Path) -> None:
-    groups = tuple(ServerGroup(role=role, num_gpus=2) for role in ServerRole)
+    groups = tuple(ServerGroup(role=role, num_gpus=2, num_gpus_per_engine=2) for role in ServerRole)
     separate = replace(launch, num_gpus=2, groups=groups)
     layout = Layout(num_trainers=0, num_engines=2, gpus_per_engine=2, colocate=False, gpus_per_node=2)
     with engines_of(separate, layout, tmp_path) as (engines, _):
@@ -160,3 +160,37 @@ async def assert_the_role_stays(engines: RayEngines, folder: Path) -> None:
     assert isinstance(again, SeparateAddress) and again.role == ServerRole.prefill
     assert last_launch(folder, "engine 0")["arguments"]["disaggregation_bootstrap_port"] == again.bootstrap_port
     assert (again.url, again.bootstrap_port) != (prefill.url, prefill.bootstrap_port)
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_engines_of_two_sizes_are_restarted_with_their_own(
+    launch: SglangLaunch, tmp_path: Path, colocate: bool
+) -> None:
+    groups = (
+        ServerGroup(role=ServerRole.prefill, num_gpus=2, num_gpus_per_engine=2),
+        ServerGroup(role=ServerRole.decode, num_gpus=4, num_gpus_per_engine=4),
+    )
+    layout = Layout(num_trainers=6 if colocate else 0, num_engines=2, gpus_per_engine=4, colocate=colocate)
+    layout = replace(layout, gpus_per_node=2, num_prefill_engines=1, gpus_per_prefill_engine=2)
+    with engines_of(replace(launch, num_gpus=1, groups=groups), layout, tmp_path) as (engines, _):
+        asyncio.run(assert_the_size_stays(engines, tmp_path))
+
+
+async def assert_the_size_stays(engines: RayEngines, folder: Path) -> None:
+    """Starts a prefill server of one node and a decode server of two, and kills the second process of the latter."""
+    assert [address.num_ranks for address in await engines.start()] == [2, 4]
+    prefill = last_launch(folder, "engine 0")
+    assert prefill["arguments"]["tp_size"] == 2 and "nnodes" not in prefill["arguments"]
+    names = ("engine 1", "engine 1 node 1")
+    for rank, started in enumerate(last_launch(folder, name) for name in names):
+        arguments = started["arguments"]
+        assert (arguments["tp_size"], arguments["nnodes"], arguments["node_rank"]) == (4, 2, rank)
+        assert started["environ"]["CUDA_VISIBLE_DEVICES"] in ("0,1", "1,0")
+
+    os.kill(last_launch(folder, names[1])["pid"], signal.SIGKILL)
+    assert (await wait_dead(engines)).keys() == {1}
+    again = await engines.restart(1)
+    assert isinstance(again, SeparateAddress)
+    assert (again.num_ranks, again.role) == (4, ServerRole.decode)
+    assert [last_launch(folder, name)["arguments"]["tp_size"] for name in names] == [4, 4]
+    assert last_launch(folder, "engine 0")["pid"] == prefill["pid"], "the other engine keeps running"

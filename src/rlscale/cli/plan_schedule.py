@@ -85,7 +85,7 @@ def simulate_plan(config: RunConfig, plan: Plan, prompts: list[list[int]], costs
     Raises:
         ConfigError: the run starts no engines, so that their slots are not known.
     """
-    engines = plan.layout.num_engines
+    engines = plan.layout.num_decode_engines
     if plan.engine is None or not engines:
         raise _error("be used with engines that the run starts", "none", "choose rollout=embedded or rollout=sglang")
     is_embedded = config.rollout.engine == EngineKind.embedded

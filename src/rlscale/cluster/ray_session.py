@@ -244,7 +244,7 @@ def _capacity_problems(layout: Layout, resource: str, available: int) -> list[Pr
         if on_gpus
         else "request fewer ranks and engines, or a larger cluster"
     )
-    split = f"{layout.num_trainers} for training, {layout.num_engines * layout.gpus_per_engine} for generation"
+    split = f"{layout.num_trainers} for training, {layout.num_engine_gpus} for generation"
     shared = ", shared" if layout.colocate else ""
     shared += f", {layout.num_critics} for the critic" if layout.num_critics else ""
     num_judge = layout.num_reward_engines * layout.gpus_per_reward_engine
@@ -402,9 +402,11 @@ class Bundles:
         shares = ", ".join(
             f"{moved[node]} of {name}" for node, name in zip(moved, node_names(list(moved)), strict=True)
         )
+        engines = range(self._layout.num_engines)
+        sizes = " or ".join(map(str, sorted({self._layout.process_gpus(engine) for engine in engines})))
         return WorkerError(
             "the engines",
-            f"need {self._layout.gpus_per_process} {self.resource}s of one node for each process, and Ray has replaced "
+            f"need {sizes} {self.resource}s of one node for each process, and Ray has replaced "
             f"those of the dead node by {shares}; run again when whole nodes are free (see `ray status`)",
         )
 

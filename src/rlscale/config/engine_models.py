@@ -25,7 +25,7 @@ import yaml
 
 from rlscale.config.passthrough.check import check_passthrough
 from rlscale.config.problems import nearest, show
-from rlscale.config.server_groups import ServerGroup, ServerRole
+from rlscale.config.server_groups import SIZE, ServerRole
 from rlscale.config.yaml_aliases import load_yaml
 from rlscale.errors import ConfigError, Problem
 
@@ -46,6 +46,14 @@ _REFUSED_TYPES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    role: ServerRole | None  # None: regular
+    num_gpus: int
+    num_gpus_per_engine: int | None
+    overrides: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineModel:
     """One model of the file. Its server groups are equal, and counted together, or separate prefill and decode."""
 
@@ -53,9 +61,9 @@ class EngineModel:
     model_path: str | None  # None: the model of the run
     update_weights: bool | None  # None: whether it is the model of the run
     num_gpus: int
-    num_gpus_per_engine: int | None
+    num_gpus_per_engine: int | None  # None: not set, or that of each group
     overrides: Mapping[str, Any] = field(default_factory=dict)  # of all its servers
-    groups: tuple[ServerGroup, ...] = ()  # prefill and decode; empty: every server does both
+    groups: tuple[_Group, ...] = ()  # prefill and decode; empty: every server does both
 
     def is_updated(self, hf_checkpoint: Any) -> bool:
         """Whether the trainer sends it weights."""
@@ -174,18 +182,10 @@ def _read_model(path: str, place: str, entry: Any, problems: list[Problem]) -> E
         model_path=entry.get("model_path") or shared.get("model_path"),
         update_weights=entry.get("update_weights"),
         num_gpus=sum(each.num_gpus for each in read),
-        num_gpus_per_engine=read[0].num_gpus_per_engine,
+        num_gpus_per_engine=None if _have_sizes(read) else read[0].num_gpus_per_engine,
         overrides={key: value for key, value in shared.items() if key != "model_path"},
         groups=tuple(_join_groups(role, read, shared) for role in ServerRole if read[0].role is not None),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Group:
-    role: ServerRole | None  # None: regular
-    num_gpus: int
-    num_gpus_per_engine: int | None
-    overrides: Mapping[str, Any]
 
 
 def _find_unequal(path: str, place: str, groups: Sequence[_Group]) -> Problem | None:
@@ -198,10 +198,11 @@ def _find_unequal(path: str, place: str, groups: Sequence[_Group]) -> Problem | 
         (other,) = set(ServerRole) - roles
         fix = f"add a group with worker_type: {other}, or write regular"
         return _problem(f"have a prefill and a decode group in {place}", f"no {other} group in {path}", fix)
-    if len({each.num_gpus_per_engine for each in groups}) > 1:
-        fix = "give all of them the same num_gpus_per_engine"
-        return _problem(f"have engines of one size in {place}", f"different num_gpus_per_engine in {path}", fix)
     for role in roles:
+        kind = "engines" if role is None else f"{role} engines"
+        if len({each.num_gpus_per_engine for each in groups if each.role == role}) > 1:
+            fix = "give all of them the same num_gpus_per_engine"
+            return _problem(f"have {kind} of one size in {place}", f"different num_gpus_per_engine in {path}", fix)
         alike = [each.overrides for each in groups if each.role == role]
         if any(each != alike[0] for each in alike):
             rule = f"have equal groups in {place}" if role is None else f"have equal {role} groups in {place}"
@@ -209,11 +210,18 @@ def _find_unequal(path: str, place: str, groups: Sequence[_Group]) -> Problem | 
     return None
 
 
-def _join_groups(role: ServerRole, groups: Sequence[_Group], shared: Mapping[str, Any]) -> ServerGroup:
-    """All groups of a role as one, with the arguments that the other role has not."""
+def _have_sizes(groups: Sequence[_Group]) -> bool:
+    """Whether prefill and decode engines have different sizes."""
+    return len({each.num_gpus_per_engine for each in groups}) > 1
+
+
+def _join_groups(role: ServerRole, groups: Sequence[_Group], shared: Mapping[str, Any]) -> _Group:
+    """All groups of a role as one, with the arguments that the other role has not, and a size that it has not."""
     own = [each for each in groups if each.role == role]
     arguments = {key: value for key, value in own[0].overrides.items() if key not in shared}
-    return ServerGroup(role=role, num_gpus=sum(each.num_gpus for each in own), server_args=arguments)
+    size = own[0].num_gpus_per_engine if _have_sizes(groups) else None
+    num_gpus = sum(each.num_gpus for each in own)
+    return _Group(role=role, num_gpus=num_gpus, num_gpus_per_engine=size, overrides=arguments)
 
 
 def _read_group(path: str, place: str, group: Any, default: int | None, problems: list[Problem]) -> _Group:
@@ -292,7 +300,7 @@ def _group_problems(
         if each.groups and each not in actors
     ]
     for group in (group for each in actors for group in each.groups):
-        given = {f"sglang.{name}": value for name, value in group.server_args.items()}
+        given = {f"sglang.{name}": value for name, value in group.overrides.items()}
         found = check_passthrough(given, values, lambda key: "")
         problems += [
             replace(each, value=f"{each.value} for {group.role} servers in {path}", origin=KEY)
@@ -304,7 +312,12 @@ def _group_problems(
 def _actor_keys(actor: EngineModel) -> dict[str, Any]:
     keys: dict[str, Any] = {"cluster.rollout_num_gpus": actor.num_gpus}
     keys[GROUPS_KEY] = {
-        str(each.role): {"num_gpus": each.num_gpus, "server_args": dict(each.server_args)} for each in actor.groups
+        str(each.role): {
+            "num_gpus": each.num_gpus,
+            **({} if each.num_gpus_per_engine is None else {SIZE: each.num_gpus_per_engine}),
+            "server_args": dict(each.overrides),
+        }
+        for each in actor.groups
     }
     if actor.num_gpus_per_engine is not None:
         keys["cluster.rollout_num_gpus_per_engine"] = actor.num_gpus_per_engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
+from rlscale.config.rules import server_groups
 from rlscale.errors import EngineError, WorkerError
 
 _OUT_OF_MEMORY = re.compile(
@@ -70,6 +71,9 @@ def _trainer_changes(config: RunConfig) -> list[str]:
 def _engine_changes(config: RunConfig, text: str) -> list[str]:
     cluster, rollout = config.cluster, config.rollout
     more_gpus = f"raise cluster.rollout_num_gpus_per_engine (now {cluster.rollout_num_gpus_per_engine})"
+    if groups := server_groups(config):
+        sizes = " and ".join(f"{each.num_gpus_per_engine} for {each.role}" for each in groups)
+        more_gpus = f"raise num_gpus_per_engine in the file of sglang.config (now {sizes})"
     if rollout.engine == EngineKind.embedded:
         length = rollout.max_context_len or rollout.max_response_len
         key = "max_context_len" if rollout.max_context_len else "max_response_len"

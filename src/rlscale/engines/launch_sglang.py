@@ -55,7 +55,7 @@ class SglangLaunch(EngineLaunch):
     """One SGLang engine on GPUs, with a process on each of its nodes, or on the CPU."""
 
     python: Path
-    num_gpus: int = 1  # of all its processes
+    num_gpus: int = 1  # of all its processes; with groups `for_engine` sets it
     releases_memory: bool = False  # while the trainer works
     returns_routes: bool = False
     # False: weights change without a flush, so a shared cache would mix versions.
@@ -84,10 +84,10 @@ class SglangLaunch(EngineLaunch):
     def for_engine(self, number: int) -> EngineLaunch:
         first = 0
         for group in self.groups:
-            first += group.num_gpus // self.num_gpus
+            first += group.num_engines
             if number < first:
-                arguments = {**self.server_args, **group.server_args}
-                return replace(self, role=group.role, server_args=arguments, groups=())
+                arguments, size = {**self.server_args, **group.server_args}, group.num_gpus_per_engine
+                return replace(self, role=group.role, num_gpus=size, server_args=arguments, groups=())
         assert not self.groups, f"the groups must have engine {number}"
         return self
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import Device, EngineKind, RunConfig
 from rlscale.config.rules import attention_groups, reward_engine_kind
+from rlscale.config.server_groups import ServerGroup
 from rlscale.plan.batches import Lengths
 from rlscale.plan.engine_weights import WeightFormat
 from rlscale.plan.hardware import DTYPE_BYTES, Hardware
@@ -84,15 +86,36 @@ def judge_memory(config: RunConfig, a: Architecture, lengths: Lengths, *, hardwa
     response = lengths.response + (0 if engine.is_embedding else config.reward.judge.max_new_tokens)
     if engine.max_context_len is not None:
         response = max(1, min(response, engine.max_context_len - lengths.prompt))
-    as_rollout = replace(
-        config,
-        rollout=replace(config.rollout, engine=EngineKind(str(reward_engine_kind(config))), weight_precision=None),
-        cluster=replace(config.cluster, rollout_num_gpus_per_engine=engine.num_gpus_per_engine),
-        sglang=replace(
-            config.sglang, mem_fraction_static=arguments.get("mem_fraction_static"), server_args=dict(arguments)
-        ),
+    kind = EngineKind(str(reward_engine_kind(config)))
+    as_rollout = replace(config, rollout=replace(config.rollout, engine=kind, weight_precision=None))
+    as_rollout = _with_engines(
+        as_rollout,
+        num_gpus=engine.num_gpus_per_engine,
+        fraction=arguments.get("mem_fraction_static"),
+        arguments=arguments,
     )
     return engine_memory(as_rollout, a, replace(lengths, response=response), hardware=hardware)
+
+
+def group_memory(
+    config: RunConfig, group: ServerGroup, a: Architecture, lengths: Lengths, *, hardware: Hardware
+) -> EngineMemory:
+    """The memory of one engine of a server group, with its size and arguments; see `engine_memory`."""
+    arguments = {**config.sglang.server_args, **group.server_args}
+    fraction = arguments.get("mem_fraction_static", config.sglang.mem_fraction_static)
+    of_group = _with_engines(config, num_gpus=group.num_gpus_per_engine, fraction=fraction, arguments=arguments)
+    return engine_memory(of_group, a, lengths, hardware=hardware)
+
+
+def _with_engines(
+    config: RunConfig, *, num_gpus: int, fraction: float | None, arguments: Mapping[str, Any]
+) -> RunConfig:
+    """The config with rollout engines of another size and with other arguments."""
+    return replace(
+        config,
+        cluster=replace(config.cluster, rollout_num_gpus_per_engine=num_gpus),
+        sglang=replace(config.sglang, mem_fraction_static=fraction, server_args=dict(arguments), server_groups={}),
+    )
 
 
 def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, format_: WeightFormat) -> EngineMemory:

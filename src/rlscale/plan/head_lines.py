@@ -6,6 +6,7 @@ from rlscale.architectures.family import find_family
 from rlscale.errors import count_noun
 from rlscale.plan.batches import Lengths
 from rlscale.plan.frozen_parameters import ModelPart
+from rlscale.plan.placement import Layout
 from rlscale.plan.plan import Plan
 from rlscale.plan.quantities import format_count, format_size
 
@@ -32,6 +33,8 @@ def head_lines(plan: Plan) -> list[str]:
     ]
     if plan.engine is None and plan.sync is not None:
         lines.append("engines   external; their memory and time are not planned")
+    if plan.prefill_engine is not None:
+        lines.append(f"engines   {describe_groups(plan.layout)}")
     if plan.layout.num_reward_engines:
         size = count_noun(plan.layout.gpus_per_reward_engine, "GPU")
         number = count_noun(plan.layout.num_reward_engines, "engine")
@@ -42,6 +45,15 @@ def head_lines(plan: Plan) -> list[str]:
         size, number = count_noun(each.gpus_per_engine, "GPU"), count_noun(each.num_engines, "engine")
         lines.append(f"frozen    {number} of {size} each with {each.name}; memory and time are not planned")
     return lines
+
+
+def describe_groups(layout: Layout) -> str:
+    """Numbers and sizes of prefill and decode engines."""
+    numbers = {0: layout.num_engines - layout.num_decode_engines, layout.num_engines - 1: layout.num_decode_engines}
+    return " and ".join(
+        f"{count_noun(number, layout.engine_kind(engine))} of {count_noun(layout.engine_gpus(engine), 'GPU')} each"
+        for engine, number in numbers.items()
+    )
 
 
 def _tower_line(plan: Plan) -> list[str]:

@@ -40,6 +40,7 @@ class PartMemories:
     critic: TrainerMemory | None
     engine: EngineMemory | None
     judge: EngineMemory | None = None
+    prefill: EngineMemory | None = None  # of a prefill engine; `engine` is then a decode engine
 
 
 def list_memory_budgets(
@@ -50,7 +51,8 @@ def list_memory_budgets(
     dedicated = memories.critic if layout.num_critics else None
     shared = None if layout.num_critics else memories.critic
     training = {} if trainer is None else _trainer_parts(config, trainer, shared)
-    serving = {} if engine is None else {"engine": engine.total}
+    served = [each for each in (memories.prefill, engine) if each is not None]
+    serving = {"engine": max(each.total for each in served)} if served else {}
     if config.cluster.device == Device.cpu:
         per_node = config.cluster.num_gpus_per_node
         trainers, engines = min(layout.num_trainers, per_node), min(layout.num_engines, per_node)
@@ -75,12 +77,17 @@ def list_memory_budgets(
     if memories.judge is not None:
         own = _engine_parts(memories.judge)
         found.append(MemoryBudget(where="GPU of a reward engine", parts=own | runtime, available=available))
+    names = ["an engine"] if memories.prefill is None else ["a prefill engine", "a decode engine"]
     if layout.colocate and trainer is not None and engine is not None:
-        return [_shared_budget(config, training, _engine_parts(engine), runtime, available), *found]
+        shares = [
+            _shared_budget(config, training, _engine_parts(each), runtime, available, name=name.split(maxsplit=1)[1])
+            for name, each in zip(names, served, strict=True)
+        ]
+        return [*shares, *found]
     if trainer is not None:
         found.append(MemoryBudget(where="GPU of a trainer rank", parts=training | runtime, available=available))
-    if engine is not None:
-        found.append(MemoryBudget(where="GPU of an engine", parts=_engine_parts(engine) | runtime, available=available))
+    for name, each in zip(names, served, strict=False):
+        found.append(MemoryBudget(where=f"GPU of {name}", parts=_engine_parts(each) | runtime, available=available))
     return found
 
 
@@ -117,13 +124,15 @@ def _shared_budget(
     serving: Mapping[str, float],
     runtime: Mapping[str, float],
     available: float,
+    *,
+    name: str,
 ) -> MemoryBudget:
     """The budget of a GPU that trainer and engine share: both, or the larger one if each offloads for the other."""
     alternate = bool(config.cluster.offload_train) and bool(config.cluster.offload_rollout)
     parts = {**training, **serving}
     if alternate:
         parts = dict(training if sum(training.values()) > sum(serving.values()) else serving)
-    where = "GPU shared by trainer and engine" + (", one loaded at a time" if alternate else "")
+    where = f"GPU shared by trainer and {name}" + (", one loaded at a time" if alternate else "")
     return MemoryBudget(where=where, parts={**parts, **runtime}, available=available)
 
 

@@ -42,25 +42,38 @@ class Layout:
     gpus_per_reward_engine: int = 1
     frozen: tuple[FrozenLayout, ...] = ()
     num_prefill_engines: int | None = None  # the first ones; the others decode. None: every engine does both
+    gpus_per_prefill_engine: int | None = None  # None: `gpus_per_engine`, as of all others
 
-    @property
-    def gpus_per_process(self) -> int:
+    def engine_gpus(self, engine: int) -> int:
+        """GPUs of an engine."""
+        is_prefill = engine < (self.num_prefill_engines or 0)
+        return (is_prefill and self.gpus_per_prefill_engine) or self.gpus_per_engine
+
+    def process_gpus(self, engine: int) -> int:
         """GPUs of an engine on one of its nodes."""
-        return min(self.gpus_per_engine, self.gpus_per_node)
+        return min(self.engine_gpus(engine), self.gpus_per_node)
+
+    def num_processes(self, engine: int) -> int:
+        """Nodes of an engine, each with one process."""
+        return -(-self.engine_gpus(engine) // self.process_gpus(engine))
 
     @property
-    def processes_per_engine(self) -> int:
-        """Nodes of an engine, each with one process."""
-        return -(-self.gpus_per_engine // self.gpus_per_process)
+    def num_engine_gpus(self) -> int:
+        """GPUs of all engines of the policy."""
+        return sum(map(self.engine_gpus, range(self.num_engines)))
+
+    @property
+    def num_decode_engines(self) -> int:
+        """Engines that generate: all but the prefill engines."""
+        return self.num_engines - (self.num_prefill_engines or 0)
 
     @property
     def bundle_sizes(self) -> tuple[int, ...]:
         """GPUs of each bundle."""
         if self.colocate:
-            policy = (1,) * max(self.num_trainers, self.num_engines * self.gpus_per_engine)
+            policy = (1,) * max(self.num_trainers, self.num_engine_gpus)
         else:
-            policy = (1,) * self.num_trainers
-            policy += (self.gpus_per_process,) * (self.num_engines * self.processes_per_engine)
+            policy = (1,) * self.num_trainers + _engine_bundles(self)
         sizes = policy + (1,) * self.num_critics
         if self.num_reward_engines:
             sizes += _engine_bundles(self.reward_layout)
@@ -108,8 +121,8 @@ class Layout:
     def _num_policy_bundles(self) -> int:
         """Bundles of trainers and engines."""
         if self.colocate:
-            return max(self.num_trainers, self.num_engines * self.gpus_per_engine)
-        return self.num_trainers + self.num_engines * self.processes_per_engine
+            return max(self.num_trainers, self.num_engine_gpus)
+        return self.num_trainers + len(_engine_bundles(self))
 
     def engine_kind(self, engine: int) -> str:
         """Name of an engine of the policy in a plan, without its number."""
@@ -124,17 +137,20 @@ class Layout:
 
     def process_bundles(self, engine: int) -> tuple[tuple[int, ...], ...]:
         """The bundles of each process of an engine, in the order of its ranks."""
-        number, size = self.processes_per_engine, self.gpus_per_process
+        number, size = self.num_processes(engine), self.process_gpus(engine)
+        # All engines before this one have its size, or are prefill engines of another one.
+        prefill = min(engine, self.num_prefill_engines or 0)
         if not self.colocate:
-            first = self.num_trainers + engine * number
+            first = self.num_trainers + prefill * self.num_processes(0) + (engine - prefill) * number
             return tuple((first + process,) for process in range(number))
-        first = engine * self.gpus_per_engine
+        first = prefill * self.engine_gpus(0) + (engine - prefill) * self.engine_gpus(engine)
         return tuple(tuple(range(first + i * size, first + (i + 1) * size)) for i in range(number))
 
 
 def _engine_bundles(layout: Layout) -> tuple[int, ...]:
     """Sizes of the bundles of separate engines."""
-    return (layout.gpus_per_process,) * (layout.processes_per_engine * layout.num_engines)
+    engines = range(layout.num_engines)
+    return tuple(layout.process_gpus(engine) for engine in engines for _ in range(layout.num_processes(engine)))
 
 
 def build_cluster_layout(config: ClusterConfig, *, needs_engines: bool) -> Layout:
@@ -165,7 +181,7 @@ def build_layout(config: RunConfig) -> Layout:
         )
         for name, each in frozen_models(config).items()
     )
-    layout = replace(layout, frozen=frozen, num_prefill_engines=_num_prefill_engines(config))
+    layout = _with_groups(replace(layout, frozen=frozen), config)
     if config.debug.rollout_only:
         return replace(layout, num_trainers=0, colocate=False)
     return replace(layout, num_critics=num_critic_ranks(config)) if has_critic_ranks(config) else layout
@@ -182,9 +198,20 @@ def engine_layout(layout: Layout) -> Layout:
     )
 
 
-def _num_prefill_engines(config: RunConfig) -> int | None:
-    prefill = [group.num_gpus for group in server_groups(config) if group.role == ServerRole.prefill]
-    return sum(prefill) // config.cluster.rollout_num_gpus_per_engine if prefill else None
+def _with_groups(layout: Layout, config: RunConfig) -> Layout:
+    """The layout with prefill and decode engines, if the run separates them."""
+    groups = {group.role: group for group in server_groups(config)}
+    if not groups:
+        return layout
+    prefill, decode = groups[ServerRole.prefill], groups[ServerRole.decode]
+    is_equal = prefill.num_gpus_per_engine == decode.num_gpus_per_engine
+    return replace(
+        layout,
+        num_engines=prefill.num_engines + decode.num_engines,
+        gpus_per_engine=decode.num_gpus_per_engine,
+        num_prefill_engines=prefill.num_engines,
+        gpus_per_prefill_engine=None if is_equal else prefill.num_gpus_per_engine,
+    )
 
 
 def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
@@ -199,7 +226,7 @@ def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
     """
     sizes = layout.bundle_sizes
     counts = Counter(node for node, size in zip(nodes, sizes, strict=True) if size == 1)
-    part = layout.gpus_per_process if layout.colocate else 1
+    part = max(map(layout.process_gpus, range(layout.num_engines)), default=1) if layout.colocate else 1
     # Nodes whose GPUs engines can use completely come first: the last ranks have no engine if there are fewer engines.
     order = sorted(range(len(nodes)), key=lambda i: (counts[nodes[i]] % part != 0, nodes[i], i))
     placed = {size: iter([i for i in order if sizes[i] == size]) for size in set(sizes)}
@@ -207,7 +234,7 @@ def order_bundles(layout: Layout, nodes: Sequence[str]) -> tuple[int, ...]:
     for engine in range(layout.num_engines):
         for bundles in layout.process_bundles(engine):
             if len({nodes[found[bundle]] for bundle in bundles}) > 1:
-                raise ConfigError([_split_engine(part, list(counts.values()))])
+                raise ConfigError([_split_engine(layout, len(bundles), list(counts.values()))])
     return found
 
 
@@ -233,6 +260,7 @@ def reorder_bundles(
     # A process of a separate engine has one bundle, which stays its own. A colocated one was on one node that died.
     processes = [process for e in range(layout.num_engines) for process in layout.process_bundles(e)]
     shared = [process for process in processes if layout.colocate and set(process) <= moved.keys()]
+    shared.sort(key=len, reverse=True)  # the smaller ones fit between the larger ones
     in_shared = {bundle for process in shared for bundle in process}
     singles = [bundle for bundle in moved if bundle not in in_shared and layout.bundle_sizes[bundle] == 1]
     free: dict[str, list[int]] = {}
@@ -260,26 +288,38 @@ def check_node_sizes(layout: Layout, node_gpus: Sequence[int]) -> list[Problem]:
         for number in range(len(layout.frozen))
         for problem in _check_parts(layout.frozen_layout(number), node_gpus, key="sglang.config")
     ]
-    return _check_parts(layout, node_gpus) + judge + further
+    return _check_parts(layout, node_gpus, key=_size_key(layout)) + judge + further
 
 
-def _check_parts(
-    layout: Layout, node_gpus: Sequence[int], *, key: str = "cluster.rollout_num_gpus_per_engine"
-) -> list[Problem]:
-    part, total = layout.gpus_per_process, layout.num_engines * layout.gpus_per_engine
-    if part == 1 or _usable_gpus(node_gpus, part) >= total:
-        return []
+def _size_key(layout: Layout) -> str:
+    """The key with the sizes of the engines of the policy."""
+    return "cluster.rollout_num_gpus_per_engine" if layout.gpus_per_prefill_engine is None else "sglang.config"
+
+
+def _check_parts(layout: Layout, node_gpus: Sequence[int], *, key: str) -> list[Problem]:
+    """The first problem of the processes of one size, from the largest size on, which smaller ones fit between."""
+    sizes = Counter[int]()
+    for engine in range(layout.num_engines):
+        sizes[layout.process_gpus(engine)] += layout.engine_gpus(engine)
+    total = 0
+    for part in sorted(sizes, reverse=True):
+        total += sizes[part]
+        if part > 1 and _usable_gpus(node_gpus, part) < total:
+            return [_too_few_parts(part, total, node_gpus, key=key)]
+    return []
+
+
+def _too_few_parts(part: int, total: int, node_gpus: Sequence[int], *, key: str) -> Problem:
     smaller = max(
         size for size in range(1, part) if part % size == 0 and (size == 1 or _usable_gpus(node_gpus, size) >= total)
     )
     given = ", ".join(map(str, sorted(node_gpus, reverse=True)))
-    problem = Problem(
+    return Problem(
         path=key,
         rule=f"fit on the nodes ({total // part} x {part} GPUs of one node)",
         value=f"{count_noun(len(node_gpus), 'node')} with {given} GPUs",
-        fix=f"set cluster.num_gpus_per_node to the GPUs of a node, or set it to {smaller}",
+        fix=f"set cluster.num_gpus_per_node to the GPUs of a node, or {_resize(key, smaller)}",
     )
-    return [problem]
 
 
 def _usable_gpus(node_gpus: Sequence[int], part: int) -> int:
@@ -287,13 +327,17 @@ def _usable_gpus(node_gpus: Sequence[int], part: int) -> int:
     return sum(gpus // part * part for gpus in node_gpus)
 
 
-def _split_engine(part: int, counts: Sequence[int]) -> Problem:
-    given = ", ".join(map(str, sorted(counts, reverse=True)))
+def _resize(key: str, size: int) -> str:
+    return f"set {'num_gpus_per_engine' if key == 'sglang.config' else 'it'} to {size}"
+
+
+def _split_engine(layout: Layout, part: int, counts: Sequence[int]) -> Problem:
+    given, key = ", ".join(map(str, sorted(counts, reverse=True))), _size_key(layout)
     return Problem(
-        path="cluster.rollout_num_gpus_per_engine",
+        path=key,
         rule=f"fit on the nodes, with {part} GPUs of each",
         value=f"{given} free GPUs on {len(counts)} nodes",
-        fix=f"wait until whole nodes are free (see `ray status`), or set it to {math.gcd(part, *counts)}",
+        fix=f"wait until whole nodes are free (see `ray status`), or {_resize(key, math.gcd(part, *counts))}",
     )
 
 

@@ -22,13 +22,13 @@ from rlscale.config import (
     uses_critic,
 )
 from rlscale.config.groups.megatron import RecomputeGranularity
-from rlscale.config.rules import uses_engines
+from rlscale.config.rules import server_groups, uses_engines
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
 from rlscale.plan.checkpoint_size import CheckpointSize, checkpoint_size
-from rlscale.plan.engine_memory import EngineMemory, engine_memory, judge_memory
+from rlscale.plan.engine_memory import EngineMemory, engine_memory, group_memory, judge_memory
 from rlscale.plan.engine_weights import WeightFormat
 from rlscale.plan.frozen_parameters import find_frozen
 from rlscale.plan.fsdp_memory import TrainerMemory, TrainerWork, trainer_memory
@@ -84,6 +84,7 @@ class Plan:
     critic_host: HostMemory | None  # of a rank of a critic on dedicated GPUs
     recompute: bool
     engine: EngineMemory | None  # None: no generation, or external engines
+    prefill_engine: EngineMemory | None  # None: there is none, else `engine` is a decode engine
     judge: EngineMemory | None  # of an engine of `reward.engine`; None: there is none, or its model is unknown
     judge_model: str | None  # None: the starting model of the run
     memory_budgets: tuple[MemoryBudget, ...]
@@ -118,6 +119,7 @@ class Plan:
             "critic_host": _host(self.critic_host),
             "recompute": self.recompute,
             "engine": _engine(self.engine),
+            "prefill_engine": _engine(self.prefill_engine),
             "judge": _engine(self.judge),
             "judge_model": self.judge_model,
             "memory_budgets": [{**asdict(d), "needed": d.needed, "fits": d.fits} for d in self.memory_budgets],
@@ -152,8 +154,7 @@ def make_plan(
     """Plans a run.
 
     Args:
-        config: resolved.
-        hardware: that the run uses.
+        config, hardware: of the run, resolved.
         prompt_tokens, response_tokens: length of every prompt and response. None: the config's limits.
 
     Raises:
@@ -198,6 +199,7 @@ def make_plan(
         critic_host=hosts[1],
         recompute=_is_recomputed(config),
         engine=memories.engine,
+        prefill_engine=memories.prefill,
         judge=memories.judge,
         judge_model=config.reward.engine.hf_checkpoint if layout.num_reward_engines else None,
         memory_budgets=tuple(list_memory_budgets(config, layout, memories, hardware)),
@@ -227,9 +229,20 @@ def _part_memories(
     critic = None
     if layout.num_trainers and "critic" in models:
         critic = _critic(_with_recompute(config, recompute), models["critic"], layout, lengths)
-    engine = engine_memory(config, a, lengths, hardware=hardware) if layout.num_engines else None
+    prefill, engine = _engines(config, a, lengths, hardware) if layout.num_engines else (None, None)
     judge = _judge(config, a, lengths, hardware) if layout.num_reward_engines else None
-    return PartMemories(trainer=trainer, critic=critic, engine=engine, judge=judge), otherwise
+    return PartMemories(trainer=trainer, critic=critic, engine=engine, judge=judge, prefill=prefill), otherwise
+
+
+def _engines(
+    config: RunConfig, a: Architecture, lengths: Lengths, hardware: Hardware
+) -> tuple[EngineMemory | None, EngineMemory]:
+    """Memory of a prefill engine, if there are any, and of an engine that generates."""
+    groups = [group_memory(config, group, a, lengths, hardware=hardware) for group in server_groups(config)]
+    if groups:
+        prefill, decode = groups
+        return prefill, decode
+    return None, engine_memory(config, a, lengths, hardware=hardware)
 
 
 def _places(config: RunConfig, layout: Layout) -> list[Place]:

@@ -50,12 +50,14 @@ class Roofline:
 
     parts: tuple[StepPart, ...]
     overlaps: bool  # generation and training run concurrently
+    separates: bool = False  # prefill and decode run concurrently, on separate engines
 
     @property
     def seconds(self) -> float:
         """Lower bound of one rollout and its training."""
         training = sum(part.seconds for part in self.parts if part.name not in _GENERATION + _SYNC)
-        generation = sum(part.seconds for part in self.parts if part.name in _GENERATION)
+        generating = [part.seconds for part in self.parts if part.name in _GENERATION]
+        generation = max(generating, default=0.0) if self.separates else sum(generating)
         sync = sum(part.seconds for part in self.parts if part.name in _SYNC)
         return sync + (max(training, generation) if self.overlaps else training + generation)
 
@@ -99,20 +101,24 @@ def compute_roofline(config: RunConfig, setting: RooflineInputs) -> Roofline:
     parts += _training(config, setting) if setting.layout.num_trainers else []
     if setting.sync_bytes:
         parts.append(StepPart(name="weight sync", seconds=setting.sync_bytes / setting.link, bound="link bandwidth"))
-    return Roofline(parts=tuple(parts), overlaps=config.rollout.max_staleness > 0)
+    separates = setting.layout.num_prefill_engines is not None
+    return Roofline(parts=tuple(parts), overlaps=config.rollout.max_staleness > 0, separates=separates)
 
 
 def _generation(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
     engine, lengths, a = setting.engine, setting.lengths, setting.a
     assert engine is not None, "a run that generates needs engines"
-    gpus = setting.layout.num_engines * engine.gpus
+    layout = setting.layout
+    gpus = layout.num_engine_gpus
+    if layout.num_prefill_engines:
+        gpus = layout.num_prefill_engines * layout.engine_gpus(0)
     # Prefill: a prompt is computed once for all of its samples.
     cost = a.forward_cost
     mean = cost.count_pairs(lengths.prompt) / max(1, lengths.prompt)
     reading = setting.batches.prompts * a.forward_flops(tokens=lengths.prompt, context=mean, logit_rows=1)
     num_running = max_running(config, engine, lengths, samples=setting.batches.samples, layout=setting.layout)
     # Samples beyond that wait for the next wave.
-    waves = math.ceil(setting.batches.samples / setting.layout.num_engines / num_running)
+    waves = math.ceil(setting.batches.samples / layout.num_decode_engines / num_running)
     # Half of the response is in the cache on average; a sliding window reads the end of it.
     context = (cost.count_pairs(lengths.sample) - cost.count_pairs(lengths.prompt)) / max(1, lengths.response)
     compute = num_running * a.forward_flops(tokens=1, context=context, logit_rows=1) / (engine.gpus * setting.flops)
@@ -133,7 +139,7 @@ def _generation(config: RunConfig, setting: RooflineInputs) -> list[StepPart]:
 
 def max_running(config: RunConfig, engine: EngineMemory, lengths: Lengths, *, samples: int, layout: Layout) -> int:
     """Samples that one engine decodes concurrently: its share, limited by its cache and the config."""
-    share = math.ceil(samples / layout.num_engines)
+    share = math.ceil(samples / layout.num_decode_engines)
     limit = (
         config.rollout.num_slots if config.rollout.engine == EngineKind.embedded else config.sglang.server_concurrency
     )

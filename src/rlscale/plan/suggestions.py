@@ -12,7 +12,7 @@ from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.problems import show
-from rlscale.config.rules import check_rules
+from rlscale.config.rules import check_rules, server_groups
 from rlscale.config.unsupported import check_supported
 from rlscale.plan.plan import Plan
 
@@ -171,7 +171,8 @@ def _wider_engines(config: RunConfig, plan: Plan) -> Iterator[Change]:
     cluster, number = config.cluster, config.cluster.rollout_num_gpus or 0
     gpus = cluster.rollout_num_gpus_per_engine * 2
     limit = number if cluster.colocate else max(number, cluster.num_gpus_per_node)
-    while config.rollout.engine == EngineKind.sglang and gpus <= limit:
+    # The file of sglang.config sets the sizes of prefill and decode engines.
+    while config.rollout.engine == EngineKind.sglang and gpus <= limit and not server_groups(config):
         changed = replace(cluster, rollout_num_gpus_per_engine=gpus, rollout_num_gpus=max(number, gpus))
         overrides = f"cluster.rollout_num_gpus_per_engine={gpus}"
         overrides += f" cluster.rollout_num_gpus={gpus}" if gpus > number else ""

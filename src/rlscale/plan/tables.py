@@ -37,10 +37,13 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
     if plan.host is not None:
         yield _host_memory(plan)
     if plan.engine is not None:
-        nodes = plan.layout.processes_per_engine
-        yield _memory_of_engine(plan.engine, name="an engine", nodes=nodes, sample_len=plan.lengths.sample)
+        is_decode, last = plan.prefill_engine is not None, plan.layout.num_engines - 1
+        if plan.prefill_engine is not None:
+            yield _memory_of_engine(plan.prefill_engine, name="a prefill engine", nodes=plan.layout.num_processes(0))
+        name, nodes = "a decode engine" if is_decode else "an engine", plan.layout.num_processes(last)
+        yield _memory_of_engine(plan.engine, name=name, nodes=nodes, sample_len=plan.lengths.sample)
     if plan.judge is not None:
-        nodes = plan.layout.reward_layout.processes_per_engine
+        nodes = plan.layout.reward_layout.num_processes(0)
         yield _memory_of_engine(plan.judge, name="a reward engine", nodes=nodes)
     yield _fit(plan, suggestions)
     yield _roofline(plan)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from rlscale.config import RunConfig, TrainBackendName
 from rlscale.config.problems import nearest
+from rlscale.config.rules import num_engines
 from rlscale.plugins.argument_keys import ARGUMENT_KEYS
 
 
@@ -84,8 +85,7 @@ def argument_values(config: RunConfig) -> dict[str, Any]:
     values = {name: attrgetter(key)(config) for name, key in ARGUMENT_KEYS.items()}
     if config.train.backend == TrainBackendName.fsdp:
         values["context_parallel_size"] = config.fsdp.context_parallel_size
-    num_gpus, per_engine = config.cluster.rollout_num_gpus, config.cluster.rollout_num_gpus_per_engine
-    values["rollout_num_engines"] = None if num_gpus is None else num_gpus // per_engine
+    values["rollout_num_engines"] = None if config.cluster.rollout_num_gpus is None else num_engines(config)
     # Arguments that functions in slime's form read and that have no key.
     values["eval_max_context_len"] = config.rollout.max_context_len
     values["sglang_dp_size"] = 1

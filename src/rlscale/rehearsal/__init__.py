@@ -8,6 +8,7 @@ layout_check       checks the uncut layout by these: groups, engines, transfer p
 tiny_family        config.json of a tiny model of the same family
 generated_files    tokenizer, checkpoint and data sets that stand in for missing ones
 rehearsal_config   overrides that turn the experiment into its rehearsal
+engine_file        the file of sglang.config with the cut engines
 rehearsal_launch   records the real launch of an engine process and starts a server without GPUs; fake_server is one
 launch_record      launch of every engine process of the uncut run, as a file
 rehearsal_reward   the reward of the run plus chance

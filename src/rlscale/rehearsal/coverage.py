@@ -29,10 +29,19 @@ def describe_layout(config: RunConfig, sizes: LayoutSizes) -> str:
     if sizes.critic_ranks:
         parts.append(_count(sizes.critic_ranks, "critic rank"))
     if sizes.engines:
-        engines = f"{_count(sizes.engines, 'engine')} of {_count(sizes.gpus_per_engine, 'GPU')}"
-        engines += f" on {_count(sizes.servers_per_engine, 'node')} each" if sizes.servers_per_engine > 1 else ""
-        parts.append(engines + (", colocated" if sizes.colocate else ""))
+        kinds = [("engine", sizes.engines, sizes.gpus_per_engine)]
+        if sizes.prefill_engines:
+            kinds = [("prefill engine", sizes.prefill_engines, sizes.gpus_per_prefill_engine)]
+            kinds.append(("decode engine", sizes.engines, sizes.gpus_per_engine))
+        engines = [_describe_engines(*each, node=sizes.gpus_per_node) for each in kinds]
+        parts.append(" and ".join(engines) + (", colocated" if sizes.colocate else ""))
     return ", ".join(parts)
+
+
+def _describe_engines(kind: str, number: int, gpus: int, *, node: int) -> str:
+    nodes = -(-gpus // node)
+    each = f" on {_count(nodes, 'node')} each" if nodes > 1 else ""
+    return f"{_count(number, kind)} of {_count(gpus, 'GPU')}{each}"
 
 
 def list_rehearsed(config: RunConfig, sizes: LayoutSizes, hooks: Sequence[str]) -> tuple[Row, ...]:
@@ -56,8 +65,8 @@ def list_rehearsed(config: RunConfig, sizes: LayoutSizes, hooks: Sequence[str]) 
         layers = f"{_count(mtp.number, 'layer')} on the last stage, {'trained' if mtp.is_trained else 'frozen'}"
         rows.append(("multi-token prediction", layers))
     if sizes.engines:
-        servers = sizes.engines * sizes.servers_per_engine
-        rows.append(("engines", f"arguments and environment of {_count(servers, 'server')}, in logs/*_launch.json"))
+        servers = _count(sizes.servers, "server")
+        rows.append(("engines", f"arguments and environment of {servers}, in logs/*_launch.json"))
         rows.append(("weight sync", f"{config.train.weight_channel}: every weight, each compared by checksum"))
         rows.append(("rollouts", f"{NUM_ROLLOUTS} with prompts, chat template, requests, rewards and advantages"))
     else:
@@ -122,8 +131,10 @@ def _engine_rows(config: RunConfig, sizes: LayoutSizes, *, is_embedded: bool, ro
     rows: list[Row] = []
     if config.rollout.engine != EngineKind.embedded:
         rows.append((f"rollout.engine={config.rollout.engine}", served))
-    if sizes.gpus_per_engine > 1:
-        rows.append((f"{sizes.gpus_per_engine} ranks of an engine", "one server per node; the first gets weights"))
+    if (ranks := max(sizes.gpus_per_engine, sizes.gpus_per_prefill_engine)) > 1:
+        rows.append((f"{ranks} ranks of an engine", "one server per node; the first gets weights"))
+    if sizes.prefill_engines:
+        rows.append(("prefill and decode servers", "each computes whole requests"))
     if config.router.enabled and not routes:
         rows.append(("router", "requests go to the engines directly"))
     if config.train.weight_channel == WeightChannelName.shared_memory and config.cluster.device == "cuda":

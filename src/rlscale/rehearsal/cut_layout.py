@@ -14,7 +14,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlscale.config import RunConfig, TrainBackendName
-from rlscale.config.rules import has_critic_ranks, uses_engines
+from rlscale.config.rules import has_critic_ranks, num_engines, server_groups, uses_engines
+from rlscale.config.server_groups import ServerRole
 from rlscale.errors import ConfigError, Problem
 
 MAX_PROCESSES = 32
@@ -33,8 +34,10 @@ class LayoutSizes:
     nodes: int  # of the trainer
     gpus: int  # trainer GPUs per node
     gpus_per_node: int  # GPUs that a node has
-    engines: int = 0
+    engines: int = 0  # with prefill engines only those that decode
     gpus_per_engine: int = 1
+    prefill_engines: int = 0
+    gpus_per_prefill_engine: int = 1
     colocate: bool = False
     critic_nodes: int = 0  # of a critic with its own GPUs
     critic_gpus: int = 0  # per node
@@ -65,19 +68,25 @@ class LayoutSizes:
         return self.ranks // self.ranks_per_model
 
     @property
-    def servers_per_engine(self) -> int:
-        """Server processes of an engine: one on each of its nodes."""
-        return -(-self.gpus_per_engine // self.gpus_per_node)
+    def servers(self) -> int:
+        """Server processes of all engines: one on each node of an engine."""
+        prefill = self.prefill_engines * -(-self.gpus_per_prefill_engine // self.gpus_per_node)
+        return prefill + self.engines * -(-self.gpus_per_engine // self.gpus_per_node)
+
+    @property
+    def rollout_gpus(self) -> int:
+        """GPUs of all engines."""
+        return self.engines * self.gpus_per_engine + self.prefill_engines * self.gpus_per_prefill_engine
 
     @property
     def processes(self) -> int:
         """Processes that load a model: trainer ranks, ranks of a separate critic, servers."""
-        return self.ranks + self.critic_ranks + self.engines * self.servers_per_engine
+        return self.ranks + self.critic_ranks + self.servers
 
     @property
     def total_gpus(self) -> int:
         """GPUs of the whole run."""
-        rollout = self.engines * self.gpus_per_engine
+        rollout = self.rollout_gpus
         return (max(self.ranks, rollout) if self.colocate else self.ranks + rollout) + self.critic_ranks
 
     @property
@@ -92,6 +101,8 @@ NAMES = {
     "gpus_per_node": "cluster.num_gpus_per_node",
     "engines": "engines",
     "gpus_per_engine": "cluster.rollout_num_gpus_per_engine",
+    "prefill_engines": "prefill engines",
+    "gpus_per_prefill_engine": "GPUs of a prefill engine",
     "critic_nodes": "cluster.critic_num_nodes",
     "critic_gpus": "cluster.critic_num_gpus_per_node",
     "tensor": "tensor-parallel size",
@@ -106,7 +117,8 @@ NAMES = {
 def read_sizes(config: RunConfig) -> LayoutSizes:
     """The sizes of a resolved config."""
     cluster, megatron = config.cluster, config.megatron
-    per_engine = cluster.rollout_num_gpus_per_engine
+    groups = {group.role: group for group in server_groups(config)}
+    prefill, decode = groups.get(ServerRole.prefill), groups.get(ServerRole.decode)
     has_engines = uses_engines(config) and bool(cluster.rollout_num_gpus)
     critic = has_critic_ranks(config)
     is_megatron = config.train.backend == TrainBackendName.megatron
@@ -122,8 +134,10 @@ def read_sizes(config: RunConfig) -> LayoutSizes:
         nodes=cluster.actor_num_nodes,
         gpus=cluster.actor_num_gpus_per_node,
         gpus_per_node=cluster.num_gpus_per_node,
-        engines=(cluster.rollout_num_gpus or 0) // per_engine if has_engines else 0,
-        gpus_per_engine=per_engine,
+        engines=(num_engines(config) if decode is None else decode.num_engines) if has_engines else 0,
+        gpus_per_engine=(cluster.rollout_num_gpus_per_engine if decode is None else decode.num_gpus_per_engine),
+        prefill_engines=prefill.num_engines if has_engines and prefill is not None else 0,
+        gpus_per_prefill_engine=1 if prefill is None else prefill.num_gpus_per_engine,
         colocate=cluster.colocate,
         critic_nodes=(cluster.critic_num_nodes or cluster.actor_num_nodes) if critic else 0,
         critic_gpus=(cluster.critic_num_gpus_per_node or cluster.actor_num_gpus_per_node) if critic else 0,
@@ -166,15 +180,16 @@ def _fewest_replicas_cut(sizes: LayoutSizes, max_processes: int) -> LayoutSizes 
 
 def _fidelity(cut: LayoutSizes, of: LayoutSizes) -> tuple[int, ...]:
     """Order of preference: several nodes and engines where there were, whole nodes, as many engines per rank, size."""
-    keeps_share = cut.engines * cut.gpus_per_engine * of.ranks >= of.engines * of.gpus_per_engine * cut.ranks
+    keeps_share = cut.rollout_gpus * of.ranks >= of.rollout_gpus * cut.ranks
     return (
         min(cut.nodes, 2),
         min(cut.engines, 2),
+        min(cut.prefill_engines, 2),
         int(cut.gpus == of.gpus),
         int(keeps_share),
         min(cut.critic_ranks, cut.ranks),
         cut.ranks,
-        cut.engines,
+        cut.engines + cut.prefill_engines,
         cut.gpus,
     )
 
@@ -199,13 +214,26 @@ def _with_fewer_engines(sizes: LayoutSizes) -> Iterator[LayoutSizes]:
     if not sizes.engines:
         yield sizes
         return
-    size, node = sizes.gpus_per_engine, sizes.gpus_per_node
+    node = sizes.gpus_per_node
     for engines in range(1, sizes.engines + 1):
-        # An engine has a part of one node, or several whole nodes.
-        fits_node = size % node == 0 if size > node else node % size == 0 or engines * size <= node
-        fits_trainer = not sizes.colocate or engines * size <= sizes.ranks
-        if fits_node and fits_trainer:
-            yield replace(sizes, engines=engines)
+        for prefill in range(1, sizes.prefill_engines + 1) or [0]:
+            cut = replace(sizes, engines=engines, prefill_engines=prefill)
+            fits_node = _fits_node(engines, cut.gpus_per_engine, node=node)
+            fits_node = fits_node and _fits_node(prefill, cut.gpus_per_prefill_engine, node=node)
+            if fits_node and (not sizes.colocate or _fits_trainer(cut)):
+                yield cut
+
+
+def _fits_node(engines: int, size: int, *, node: int) -> bool:
+    """Whether an engine has a part of one node, or several whole nodes."""
+    return size % node == 0 if size > node else node % size == 0 or engines * size <= node
+
+
+def _fits_trainer(sizes: LayoutSizes) -> bool:
+    """Whether the trainer has the GPUs of all engines, and decode engines begin where a process fits on a node."""
+    before, node = sizes.prefill_engines * sizes.gpus_per_prefill_engine, sizes.gpus_per_node
+    is_whole = before % min(sizes.gpus_per_engine, node) == 0 or sizes.rollout_gpus <= node
+    return is_whole and sizes.rollout_gpus <= sizes.ranks
 
 
 def _with_smaller_replica(sizes: LayoutSizes, max_processes: int) -> LayoutSizes | None:
@@ -214,12 +242,15 @@ def _with_smaller_replica(sizes: LayoutSizes, max_processes: int) -> LayoutSizes
     None: only the pipeline is left.
     """
     replicas = 2 if sizes.critic_nodes else 1
-    servers = sizes.servers_per_engine if sizes.engines else 0
-    # Leave room for one server next to a replica.
-    if replicas * sizes.ranks_per_replica + min(servers, 1) > max_processes:
+    servers = min(sizes.engines, 1) + min(sizes.prefill_engines, 1)
+    # Leave room for one server, or one of each kind, next to a replica.
+    if replicas * sizes.ranks_per_replica + servers > max_processes:
         return _divide_trainer(sizes)
-    if sizes.gpus_per_engine > 1:
-        return replace(sizes, gpus_per_engine=_divided(sizes.gpus_per_engine))
+    if max(sizes.gpus_per_engine, sizes.gpus_per_prefill_engine) > 1:
+        # One size stays a multiple of the other one.
+        names = [name for name in ("gpus_per_engine", "gpus_per_prefill_engine") if getattr(sizes, name) > 1]
+        smaller: dict[str, Any] = {name: _divided(getattr(sizes, name)) for name in names}
+        return replace(sizes, **smaller)
     return _divide_trainer(sizes)
 
 

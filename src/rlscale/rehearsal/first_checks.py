@@ -26,6 +26,9 @@ NOT_NEEDED = frozenset(
         "sglang.dp_size",
         "sglang.attn_dp_size",
         "cluster.rollout_num_gpus_per_engine",
+        "sglang.server_groups.prefill.num_gpus_per_engine",
+        "sglang.server_groups.decode.num_gpus_per_engine",
+        "sglang.disaggregation_transfer_backend",
     }
 )
 """Keys whose packages a rehearsal does not use: SGLang and its limits on a CPU, torch_memory_saver, flash attention."""

@@ -83,7 +83,7 @@ def _check_places(config: RunConfig) -> tuple[list[str], list[str]]:
         order_bundles(layout, [f"{node:05}" for node, _ in places])
     except ConfigError as error:
         return [], [str(problem) for problem in error.problems]
-    processes = layout.num_engines * layout.processes_per_engine
+    processes = sum(map(layout.num_processes, range(layout.num_engines)))
     gpus, nodes = count_noun(layout.num_gpus, "GPU"), count_noun(num_nodes, "node")
     return [f"placement: {gpus} on {nodes} of {size}, {processes} engine process{'' if processes == 1 else 'es'}"], []
 

@@ -21,6 +21,7 @@ from rlscale.architectures.hf_config import CONFIG_NAMES, architecture_fields
 from rlscale.cluster.simulated_nodes import simulated_nodes
 from rlscale.config import Device, RunConfig, load_config
 from rlscale.config.passthrough.sglang_python import check_python
+from rlscale.config.rules import server_groups
 from rlscale.config.user_functions import HOOKS, hook_paths
 from rlscale.driver.engines import build_launch
 from rlscale.driver.preflight import check_run
@@ -36,6 +37,7 @@ from rlscale.plan.model_size import policy_architecture
 from rlscale.plan.mtp_layers import MtpLayers
 from rlscale.rehearsal.coverage import describe_layout, list_not_rehearsed, list_rehearsed
 from rlscale.rehearsal.cut_layout import LayoutSizes, cut_layout, list_cuts, read_sizes
+from rlscale.rehearsal.engine_file import engine_file_overrides
 from rlscale.rehearsal.first_checks import NOT_NEEDED, check_launch
 from rlscale.rehearsal.generated_files import stand_in_data, write_model
 from rlscale.rehearsal.launch_record import write_launch_plan
@@ -128,10 +130,10 @@ class Rehearsal:
     def _prepare(self, generated: Sequence[Row]) -> _Stage:
         config = self.config
         sizes = cut_layout(read_sizes(config))
-        layout = layout_overrides(config, sizes)
+        folder = _fresh_folder(Path(config.run.dir or "runs/rehearsal").absolute())
+        layout = layout_overrides(config, sizes) | engine_file_overrides(config, sizes, folder / "engines.yaml")
         # The rules of a run on GPUs hold for the cut layout, too.
         on_gpus = self._load(layout)
-        folder = _fresh_folder(Path(config.run.dir or "runs/rehearsal").absolute())
         model = folder / "model"
         fields = architecture_fields(
             {name: getattr(config.model, name) for name in CONFIG_NAMES},
@@ -172,9 +174,8 @@ class Rehearsal:
         needed = sizes.processes * PROCESS_BYTES
         if left is not None and left < needed:
             self._say(f"up to {needed / 1e9:.0f} GB are needed and {left / 1e9:.0f} GB are free", style="yellow")
-        servers = sizes.engines * sizes.servers_per_engine
         ranks = sizes.ranks + sizes.critic_ranks
-        started = f"{count_noun(ranks, 'trainer')} and {count_noun(servers, 'engine server')}"
+        started = f"{count_noun(ranks, 'trainer')} and {count_noun(sizes.servers, 'engine server')}"
         self._say(f"starting {started} on {count_noun(sizes.cluster_nodes, 'Ray node')} ...")
 
     def _say(self, text: str, *, style: str | None = None) -> None:
@@ -225,6 +226,8 @@ def _router_overrides(config: RunConfig) -> Overrides:
     if not config.router.enabled:
         return {}
     absent = check_python(config.sglang.python, serves=False, routes=True, on_cpu=True)
+    if absent and server_groups(config):
+        raise ConfigError(absent)  # only sglang-router starts with prefill and decode servers
     return {"router.enabled": not absent}
 
 
@@ -254,5 +257,4 @@ def _fresh_folder(folder: Path) -> Path:
 def _check_records(run_dir: Path, sizes: LayoutSizes) -> None:
     """Every server of the layout was launched once."""
     found = len(list((run_dir / "logs").glob(f"*{RECORD_SUFFIX}")))
-    wanted = sizes.engines * sizes.servers_per_engine
-    assert found == wanted, f"{wanted} engine servers must have been launched, got {found}"
+    assert found == sizes.servers, f"{sizes.servers} engine servers must have been launched, got {found}"

@@ -73,16 +73,15 @@ def layout_overrides(config: RunConfig, cut: LayoutSizes) -> Overrides:
         overrides["fsdp.context_parallel_size"] = cut.context
     if cut.engines:
         overrides |= {
-            "cluster.rollout_num_gpus": cut.engines * cut.gpus_per_engine,
+            "cluster.rollout_num_gpus": cut.rollout_gpus,
             "cluster.rollout_num_gpus_per_engine": cut.gpus_per_engine,
         }
-        overrides |= _engine_parallel_sizes(config, cut.gpus_per_engine)
+        overrides |= parallel_sizes(config.sglang.server_args, cut.gpus_per_engine)
     return overrides | _batch_overrides(config, data_ranks=cut.data)
 
 
-def _engine_parallel_sizes(config: RunConfig, gpus: int) -> Overrides:
-    """Parallel sizes of SGLang that divide the GPUs of a smaller engine."""
-    given = config.sglang.server_args
+def parallel_sizes(given: Mapping[str, Any], gpus: int) -> Overrides:
+    """Parallel sizes of SGLang that divide the GPUs of a smaller engine, by key."""
     stages = math.gcd(int(given.get("pp_size") or 1), gpus)
     found: Overrides = {}
     stage_names = ("ep_size", "dp_size", "attn_dp_size")

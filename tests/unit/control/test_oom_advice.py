@@ -1,6 +1,8 @@
 """Advice for out-of-memory errors; other errors stay as they are."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from rlscale.config import RunConfig
 from rlscale.config.load import load_config_with_notes
 from rlscale.control.oom_advice import is_out_of_memory, with_memory_advice
 from rlscale.errors import EngineError, WorkerError
+
+SIZES = {"prefill": 2, "decode": 4}
 
 
 def config(*overrides: str) -> RunConfig:
@@ -78,6 +82,14 @@ def test_an_engine_names_the_keys_of_its_cache() -> None:
         oom("engine 0", "RuntimeError: Not enough memory. Please increase --mem-fraction-static"), *overrides
     )
     assert "raise sglang.mem_fraction_static (now 0.5)" in small
+
+
+def test_engines_of_two_sizes_are_named_with_both(tmp_path: Path) -> None:
+    groups = [{"worker_type": name, "num_gpus": 4, "num_gpus_per_engine": size} for name, size in SIZES.items()]
+    file = tmp_path / "engines.yaml"
+    file.write_text(json.dumps({"sglang": [{"name": "actor", "server_groups": groups}]}))
+    text = advice(oom("engine 0", "Not enough memory"), "rollout=sglang", "model=qwen3_4b", f"sglang.config={file}")
+    assert "raise num_gpus_per_engine in the file of sglang.config (now 2 for prefill and 4 for decode)" in text
 
 
 def test_a_killed_process_may_have_been_killed_for_memory() -> None:

@@ -41,7 +41,7 @@ def test_colocated_engines_share_the_trainers_bundles() -> None:
 def test_an_engine_has_a_process_on_each_of_its_nodes() -> None:
     sizes = {"rollout_num_gpus": 8, "rollout_num_gpus_per_engine": 4, "num_gpus_per_node": 2}
     apart = build_cluster_layout(cluster(**sizes), needs_engines=True)
-    assert (apart.processes_per_engine, apart.bundle_sizes) == (2, (1, 1, 2, 2, 2, 2))
+    assert (apart.num_processes(0), apart.bundle_sizes) == (2, (1, 1, 2, 2, 2, 2))
     assert processes(apart) == [((2,), (3,)), ((4,), (5,))]
     shared = build_cluster_layout(cluster(**sizes, actor_num_nodes=4, colocate=True), needs_engines=True)
     assert shared.bundle_sizes == (1,) * 8
@@ -187,3 +187,66 @@ def test_nodes_that_are_too_small_for_engines_are_reported(size: int, nodes: lis
     problems = check_node_sizes(layout, nodes)
     assert (problems == []) == (found is None)
     assert found is None or found in str(problems[0])
+
+
+def with_prefill(layout: Layout, number: int, gpus: int) -> Layout:
+    """The layout whose first engines are prefill engines of another size."""
+    return replace(layout, num_prefill_engines=number, gpus_per_prefill_engine=gpus)
+
+
+def test_prefill_and_decode_engines_have_their_own_sizes() -> None:
+    apart = with_prefill(Layout(num_trainers=2, num_engines=4, gpus_per_engine=4, colocate=False), 2, 2)
+    assert apart.bundle_sizes == (1, 1, 2, 2, 4, 4)
+    assert processes(apart) == [((2,),), ((3,),), ((4,),), ((5,),)]
+    assert (apart.num_engine_gpus, apart.num_gpus, apart.num_decode_engines) == (12, 14, 2)
+    shared = replace(apart, num_trainers=13, colocate=True, num_critics=1)
+    assert shared.bundle_sizes == (1,) * 14 and shared.first_critic == 13
+    assert processes(shared) == [((0, 1),), ((2, 3),), ((4, 5, 6, 7),), ((8, 9, 10, 11),)]
+    places = place_actors(shared, gpus_per_node=8)
+    assert [place.actors[1] for place in places if len(place.actors) > 1] == [
+        *["prefill engine 0"] * 2,
+        *["prefill engine 1"] * 2,
+        *["decode engine 2"] * 4,
+        *["decode engine 3"] * 4,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "expected"),
+    [
+        (2, 4, [((1,),), ((2,),), ((3,), (4,)), ((5,), (6,))]),
+        (4, 2, [((1,), (2,)), ((3,), (4,)), ((5,),), ((6,),)]),
+        (4, 1, [((1,), (2,)), ((3,), (4,)), ((5,),), ((6,),)]),
+    ],
+)
+def test_an_engine_of_each_size_has_a_process_on_each_of_its_nodes(
+    prefill: int, decode: int, expected: list[tuple[tuple[int, ...], ...]]
+) -> None:
+    layout = Layout(num_trainers=1, num_engines=4, gpus_per_engine=decode, colocate=False, gpus_per_node=2)
+    layout = with_prefill(layout, 2, prefill)
+    assert processes(layout) == expected
+    assert sum(layout.bundle_sizes) == 1 + 2 * prefill + 2 * decode
+
+
+def test_colocated_engines_of_two_sizes_get_nodes_that_they_fit() -> None:
+    layout = with_prefill(Layout(num_trainers=8, num_engines=3, gpus_per_engine=4, colocate=True), 2, 2)
+    with pytest.raises(ConfigError, match=r"sglang.config must fit on the nodes.*set num_gpus_per_engine to 1"):
+        order_bundles(layout, ["a"] * 3 + ["b"] * 5)
+    assert order_bundles(layout, ["a", "b", "b", "a", "a", "a", "b", "b"]) == (0, 3, 4, 5, 1, 2, 6, 7)
+
+
+def test_the_larger_processes_are_moved_first() -> None:
+    layout = with_prefill(Layout(num_trainers=8, num_engines=3, gpus_per_engine=4, colocate=True), 2, 2)
+    before, now = ["a"] * 8, ["b", "b", "c", "c", "c", "c", "d", "d"]
+    # Of the new nodes only c has four GPUs.
+    assert reorder_bundles(layout, range(8), before, now) == (0, 1, 6, 7, 2, 3, 4, 5)
+
+
+def test_nodes_that_are_too_small_for_one_of_the_sizes_are_found() -> None:
+    layout = with_prefill(Layout(num_trainers=1, num_engines=4, gpus_per_engine=4, colocate=False), 2, 2)
+    assert check_node_sizes(layout, [6, 6]) == []
+    (problem,) = check_node_sizes(layout, [4, 3, 3])
+    assert problem.path == "sglang.config" and "(2 x 4 GPUs of one node)" in str(problem)
+    assert problem.fix.endswith("or set num_gpus_per_engine to 2")
+    (problem,) = check_node_sizes(layout, [5, 5, 1, 1])
+    assert "(6 x 2 GPUs of one node)" in str(problem)

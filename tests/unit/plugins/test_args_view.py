@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.config import EngineKind
 from rlscale.config.keys import keys
 from rlscale.plugins.args_view import Args, WritableArgs
 from rlscale.plugins.argument_keys import ARGUMENT_KEYS
@@ -33,6 +34,12 @@ def test_every_argument_of_slime_is_an_attribute() -> None:
     assert names.keys() == ARGUMENT_KEYS.keys()
     assert all(ARGUMENT_KEYS[name] in found for name, found in names.items())
     assert set(ARGUMENT_KEYS.values()) <= keys().keys()
+
+
+def test_engines_of_two_sizes_are_counted() -> None:
+    groups = {"prefill": {"num_gpus": 4, "num_gpus_per_engine": 2}, "decode": {"num_gpus": 8, "num_gpus_per_engine": 4}}
+    values = {"rollout.engine": EngineKind.sglang, "cluster.rollout_num_gpus": 12, "sglang.server_groups": groups}
+    assert Args(config_with({**values, "sglang.config": "engines.yaml"})).rollout_num_engines == 4
 
 
 def test_values_are_those_of_the_keys() -> None:

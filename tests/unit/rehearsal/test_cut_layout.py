@@ -30,10 +30,10 @@ def test_whole_replicas_go_first_and_two_nodes_stay() -> None:
 
 def test_one_large_replica_loses_context_then_tensor_and_expert_ranks() -> None:
     sizes = sizes_of("deepseek_r1")
-    assert (sizes.ranks, sizes.engines, sizes.servers_per_engine) == (128, 2, 8)
+    assert (sizes.ranks, sizes.engines, sizes.servers) == (128, 2, 16)
     cut = cut_layout(sizes)
     assert (cut.pipeline, cut.context, cut.tensor, cut.expert) == (4, 1, 2, 4)
-    assert (cut.ranks, cut.nodes, cut.engines, cut.servers_per_engine) == (16, 2, 1, 2)
+    assert (cut.ranks, cut.nodes, cut.engines, cut.servers) == (16, 2, 1, 2)
     assert ("context-parallel size", 4, 1) in list_cuts(sizes, cut)
 
 
@@ -118,3 +118,31 @@ def test_every_cut_is_a_valid_layout_of_at_most_32_processes(sizes: LayoutSizes)
         assert cut.gpus_per_engine % cut.gpus_per_node == 0
     # A cut is never made where it is not needed.
     assert cut == sizes or sizes.processes > MAX_PROCESSES
+
+
+def test_prefill_and_decode_engines_are_cut_together_and_keep_their_ratio() -> None:
+    sizes = LayoutSizes(
+        nodes=1, gpus=8, gpus_per_node=8, engines=20, gpus_per_engine=8, prefill_engines=20, gpus_per_prefill_engine=4
+    )
+    assert (sizes.servers, sizes.rollout_gpus, sizes.total_gpus) == (40, 240, 248)
+    cut = cut_layout(sizes)
+    assert cut.processes <= MAX_PROCESSES and min(cut.engines, cut.prefill_engines) >= 2
+    assert (cut.gpus_per_engine, cut.gpus_per_prefill_engine) == (8, 4)
+    small = cut_layout(replace(sizes, gpus_per_engine=32, gpus_per_prefill_engine=16, gpus_per_node=4), max_processes=5)
+    assert (small.gpus_per_engine, small.gpus_per_prefill_engine) in [(8, 4), (4, 2)]
+    assert small.engines and small.prefill_engines
+
+
+def test_colocated_decode_engines_begin_where_they_fit_on_a_node() -> None:
+    sizes = LayoutSizes(
+        nodes=8,
+        gpus=8,
+        gpus_per_node=8,
+        engines=8,
+        gpus_per_engine=4,
+        prefill_engines=16,
+        gpus_per_prefill_engine=2,
+        colocate=True,
+    )
+    cut = cut_layout(sizes, max_processes=24)
+    assert cut.prefill_engines % 2 == 0 and cut.rollout_gpus <= cut.ranks

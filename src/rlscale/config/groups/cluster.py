@@ -59,7 +59,8 @@ class ClusterConfig(ConfigGroup):
 
     rollout_num_gpus_per_engine: Annotated[int, Field(gt=0)] = 1
     """Number of GPUs per engine: a divisor of `cluster.num_gpus_per_node`, or a multiple of it. An engine has a server
-    process on each of its nodes.
+    process on each of its nodes. Prefill and decode groups in the file of `sglang.config` may have different sizes,
+    `num_gpus_per_engine`; this key is then the size of a group that has none.
     """
 
     num_gpus_per_node: Annotated[int, Field(gt=0)] = 8

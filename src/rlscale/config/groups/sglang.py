@@ -34,8 +34,8 @@ class SglangConfig(ConfigGroup):
 
     server_groups: dict[str, Any] = field(default_factory=dict)
     """Prefill and decode servers of the policy, if the file of `sglang.config` separates them: `prefill` and `decode`,
-    each with `num_gpus` and `server_args`, the arguments that only its servers have. Set by the file. Empty: every
-    engine does both.
+    each with `num_gpus`, `server_args`, the arguments that only its servers have, and `num_gpus_per_engine` if their
+    engines have different sizes. Set by the file. Empty: every engine does both.
     """
 
     server_concurrency: Annotated[int, Field(gt=0)] = 512

@@ -28,6 +28,8 @@ from rlscale.config.rules import (
     PATHS,
     attaches,
     default_lr,
+    engine_views,
+    num_engines,
     num_gpus_per_node,
     opens_gpu_memory,
     pipeline_stages,
@@ -159,7 +161,7 @@ def _set_weight_channel(draft: Draft) -> None:
         draft.fill("train.weight_channel", WeightChannelName.shared_memory, "engines share the GPUs of the trainer")
     elif cluster.device == Device.cpu and cluster.colocate and cluster.actor_num_nodes == 1 and not is_external:
         draft.fill("train.weight_channel", WeightChannelName.shared_memory, "engines are colocated on one node")
-    elif pipeline_stages(config) > 1:
+    elif any(pipeline_stages(each) > 1 for each in engine_views(config)):
         why = "the pipeline stages of an SGLang engine form no common process group"
         draft.fill("train.weight_channel", WeightChannelName.disk, why)
     elif cluster.colocate and cluster.distributed_backend == DistributedBackend.nccl and not is_external:
@@ -175,12 +177,12 @@ def _set_router(draft: Draft) -> None:
     draft.fill("router.enabled", uses_router(draft.config), _router_reason(draft.config))
     if not draft.config.router.enabled or cluster.rollout_num_gpus is None:
         return  # a rule reports the missing number
-    num_engines = cluster.rollout_num_gpus // cluster.rollout_num_gpus_per_engine
+    number = num_engines(draft.config)
     draft.fill("router.timeout_s", draft.config.rollout.timeout_s, "rollout.timeout_s")
     if draft.config.rollout.engine == EngineKind.embedded:
         draft.fill("router.max_connections", UNLIMITED_CONNECTIONS, "embedded engines queue all requests themselves")
-    max_connections = sglang.server_concurrency * num_engines
-    why = f"sglang.server_concurrency x {count_noun(num_engines, 'engine')}"
+    max_connections = sglang.server_concurrency * number
+    why = f"sglang.server_concurrency x {count_noun(number, 'engine')}"
     draft.fill("router.max_connections", max_connections, why)
 
 

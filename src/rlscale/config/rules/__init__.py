@@ -46,12 +46,14 @@ from rlscale.config.rules.conditions import (
     attaches,
     attention_groups,
     builtin_rewards,
+    engine_views,
     frozen_models,
     has_critic_ranks,
     has_reward_engines,
     keeps_old_policies,
     learns_conversations,
     num_critic_ranks,
+    num_engines,
     num_gpus_per_node,
     only_evaluates,
     opens_gpu_memory,
@@ -69,6 +71,7 @@ from rlscale.config.rules.conditions import (
     uses_sglang_router,
 )
 from rlscale.config.rules.debug import PATHS
+from rlscale.config.rules.disaggregation import warn_server_groups
 from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
@@ -92,6 +95,7 @@ __all__ = [
     "check_given_rope_type",
     "check_rules",
     "default_lr",
+    "engine_views",
     "find_warnings",
     "frozen_models",
     "has_agent",
@@ -103,6 +107,7 @@ __all__ = [
     "learns_conversations",
     "needs_gateway",
     "num_critic_ranks",
+    "num_engines",
     "num_gpus_per_node",
     "only_evaluates",
     "opens_gpu_memory",
@@ -238,6 +243,7 @@ def find_warnings(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:
         set_keys: keys that the command line or a YAML file sets to a value other than the default.
     """
     doubtful = warn_algo(config) + warn_sampling_params(config) + warn_low_precision(config)
+    doubtful += warn_server_groups(config)
     return doubtful + warn_ignored(config, set_keys)
 
 

@@ -12,7 +12,7 @@ from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import TrainBackendName
 from rlscale.config.keys import keys
 from rlscale.config.run_config import RunConfig
-from rlscale.config.server_groups import ServerGroup, read_server_groups
+from rlscale.config.server_groups import ServerGroup, read_server_groups, view_group
 
 
 def is_sft(config: RunConfig) -> bool:
@@ -102,9 +102,23 @@ def frozen_models(config: RunConfig) -> dict[str, RewardEngineConfig]:
 
 def server_groups(config: RunConfig) -> tuple[ServerGroup, ...]:
     """Prefill and decode servers of the run, see `sglang.server_groups`; empty: every engine does both."""
-    if not uses_engines(config) or config.rollout.engine != EngineKind.sglang or config.rollout.external:
+    given = config.sglang.server_groups
+    # First, so that a check of a run without groups reads no other key.
+    if not given or not uses_engines(config):
         return ()
-    return read_server_groups(config.sglang.server_groups)
+    if config.rollout.engine != EngineKind.sglang or config.rollout.external:
+        return ()
+    return read_server_groups(given, config.cluster.rollout_num_gpus_per_engine)
+
+
+def engine_views(config: RunConfig) -> tuple[RunConfig, ...]:
+    """The config with the sizes and arguments of each kind of engine: of both groups, or the config itself."""
+    return tuple(view_group(config, group) for group in server_groups(config)) or (config,)
+
+
+def num_engines(config: RunConfig) -> int:
+    """Number of engines of the policy that the run starts."""
+    return sum(num_engine_gpus(each) // each.cluster.rollout_num_gpus_per_engine for each in engine_views(config))
 
 
 def reward_engine_kind(config: RunConfig) -> RewardEngineKind:
@@ -128,7 +142,7 @@ def uses_router(config: RunConfig) -> bool:
     if config.router.use_middleware_router:
         return True
     # sglang-router drops the request field that asks for expert routes.
-    several = num_engine_gpus(config) > config.cluster.rollout_num_gpus_per_engine
+    several = num_engine_gpus(config) > config.cluster.rollout_num_gpus_per_engine or bool(server_groups(config))
     several = several and not config.algo.use_rollout_routing_replay
     return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)
 
@@ -173,7 +187,8 @@ def opens_gpu_memory(config: RunConfig) -> bool:
     cluster = config.cluster
     if not cluster.colocate or cluster.device == Device.cpu or uses_external_engines(config):
         return False
-    return pipeline_stages(config) == 1 and num_engine_gpus(config) <= num_trainer_ranks(config)
+    one_stage = all(pipeline_stages(each) == 1 for each in engine_views(config))
+    return one_stage and num_engine_gpus(config) <= num_trainer_ranks(config)
 
 
 def attaches(config: RunConfig) -> bool:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from rlscale.config.groups.rollout import UpdateMode
 from rlscale.config.problems import show
-from rlscale.config.rules import engine_parallel, library_args, placement
-from rlscale.config.rules.conditions import overlaps, server_groups, uses_engines
-from rlscale.config.rules.rule import IgnoredKey, Rule, rule
+from rlscale.config.rules.conditions import (
+    attention_groups,
+    num_gpus_per_node,
+    overlaps,
+    pipeline_stages,
+    server_groups,
+    uses_engines,
+)
+from rlscale.config.rules.model import architecture_field
+from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
-from rlscale.config.server_groups import ServerRole
+from rlscale.config.server_groups import SIZE, ServerGroup, ServerRole, view_group
 from rlscale.errors import Problem
 
 _WITH = "with prefill and decode groups in sglang.config"
@@ -33,7 +39,7 @@ def server_groups_are_in_a_file(config: RunConfig) -> list[Problem]:
 
 @rule
 def server_groups_have_whole_engines(config: RunConfig) -> list[Problem]:
-    size = config.cluster.rollout_num_gpus_per_engine
+    """The file itself is checked for sizes that it gives; others are `cluster.rollout_num_gpus_per_engine`."""
     return [
         Problem(
             path="sglang.config",
@@ -42,22 +48,9 @@ def server_groups_have_whole_engines(config: RunConfig) -> list[Problem]:
             fix=f"set it to {-(-group.num_gpus // size) * size}",
         )
         for group in server_groups(config)
+        for size in [group.num_gpus_per_engine]
         if group.num_gpus % size
     ]
-
-
-@rule
-def server_group_arguments_can_work(config: RunConfig) -> list[Problem]:
-    """Arguments of one group follow the rules for the arguments of all engines."""
-    groups = server_groups(config)
-    shared = {str(problem) for each in _ARGUMENT_RULES for problem in each(config)} if groups else set()
-    problems = []
-    for group in groups:
-        view = cast(RunConfig, _WithArguments(config, {**config.sglang.server_args, **group.server_args}))
-        found = [problem for each in _ARGUMENT_RULES for problem in each(view) if str(problem) not in shared]
-        where = f"for {group.role} servers in {config.sglang.config}"
-        problems += [replace(each, value=f"{each.value} {where}") for each in found]
-    return problems
 
 
 @rule
@@ -89,29 +82,67 @@ def separate_servers_have_equal_caches(config: RunConfig) -> list[Problem]:
 _OF_CACHE: Mapping[str, Any] = {"page_size": 1, "kv_cache_dtype": "auto"}
 """Arguments that prefill and decode servers share, and SGLang's defaults."""
 
-_ARGUMENT_RULES: tuple[Rule, ...] = (
-    placement.engine_size_divides_gpus,
-    engine_parallel.engine_parallel_sizes_are_positive,
-    engine_parallel.engine_tensor_parallel_divides_heads,
-    engine_parallel.engine_parallel_sizes_divide,
-    engine_parallel.pipeline_stages_fill_nodes,
-    engine_parallel.data_parallel_engines_are_separate,
-    engine_parallel.data_parallel_attention_has_groups,
-    library_args.engine_arguments_can_work,
+
+@rule
+def separate_servers_divide_the_cache_alike(config: RunConfig) -> list[Problem]:
+    """Ranks of attention exchange whole parts of the KV cache: one of theirs with several of the other server.
+
+    SGLang pairs them by a division without remainder, which it does not check, and refuses some caches at the first
+    request. With latent attention every rank has the whole cache of a token.
+    """
+    groups, file = server_groups(config), config.sglang.config
+    ranks = [_attention_ranks(config, group) for group in groups]
+    if not groups or None in ranks or ranks[0] == ranks[1]:
+        return []
+    given, fix = " and ".join(map(str, ranks)), "give the groups the same number, or change num_gpus_per_engine"
+    few, many = sorted(number for number in ranks if number is not None)
+    if many % few:
+        rule = "have as many tensor-parallel ranks of attention in prefill and decode engines, or a multiple"
+        return [Problem(path="sglang.config", rule=rule, value=f"{given} in {file}", fix=fix)]
+    is_latent = architecture_field(config.model, "kv_lora_rank") is not None
+    every = [{**config.sglang.server_args, **group.server_args} for group in groups]
+    problems = []
+    for name, value, holds, why in _EQUAL_RANKS:
+        if any(each.get(name) == value for each in every) and holds in (None, is_latent):
+            rule = f"have as many tensor-parallel ranks of attention in prefill as in decode engines with {why}"
+            advice = f"{fix.partition(',')[0]}, or remove {name}"
+            problems.append(Problem(path="sglang.config", rule=rule, value=f"{given} in {file}", fix=advice))
+    return problems
+
+
+_EQUAL_RANKS: tuple[tuple[str, Any, bool | None, str], ...] = (
+    ("enable_unified_memory", True, None, "enable_unified_memory"),
+    ("kv_cache_dtype", "mxfp8", False, "kv_cache_dtype=mxfp8, whose scales belong to heads"),
+    ("enable_kv_cache_sharding", True, True, "enable_kv_cache_sharding and latent attention"),
 )
+"""Arguments of SGLang with which both servers need as many ranks: name, value, with latent attention (None: with and
+without it), and words for it."""
 
 
-class _WithArguments:
-    """A config whose engines have other arguments. Passes on all other keys, so that reads of them are recorded."""
+def _attention_ranks(config: RunConfig, group: ServerGroup) -> int | None:
+    """Tensor-parallel ranks that divide the heads of a server; None: its sizes do not divide, as other rules report."""
+    view = view_group(config, group)
+    contexts = view.sglang.server_args.get("attn_cp_size") or 1
+    ranks, odd = divmod(group.num_gpus_per_engine, pipeline_stages(view) * attention_groups(view) * contexts)
+    return None if odd else ranks
 
-    def __init__(self, config: Any, arguments: Mapping[str, Any], *, is_group: bool = False) -> None:
-        self._config, self._arguments, self._is_group = config, arguments, is_group
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._config, name)
-        if self._is_group:
-            return self._arguments if name == "server_args" else value
-        return _WithArguments(value, self._arguments, is_group=True) if name == "sglang" else value
+@rule
+def colocated_groups_fit_nodes(config: RunConfig) -> list[Problem]:
+    """Engines use the GPUs of the trainer in their order, prefill engines first, and a process those of one node."""
+    groups, cluster = server_groups(config), config.cluster
+    if not groups or not cluster.colocate or config.debug.rollout_only:
+        return []
+    prefill, decode = groups
+    node, first = num_gpus_per_node(config), prefill.num_gpus
+    size = min(decode.num_gpus_per_engine, node)
+    starts = range(first, first + decode.num_gpus, size)
+    if all(start // node == (start + size - 1) // node for start in starts):
+        return []
+    rule = f"have a multiple of {size} as num_gpus of prefill groups with cluster.colocate, so that no process of a "
+    rule += f"decode engine is on two nodes of {node} GPUs"
+    value, fix = f"{first} in {config.sglang.config}", f"set it to {-(-first // size) * size}"
+    return [Problem(path="sglang.config", rule=rule, value=value, fix=fix)]
 
 
 @rule
@@ -172,10 +203,31 @@ def separate_servers_transfer_the_cache(config: RunConfig) -> list[Problem]:
     return [Problem(path=path, rule=f"not be {NO_TRANSFER} {_WITH}", value=NO_TRANSFER, fix=fix)]
 
 
+def warn_server_groups(config: RunConfig) -> list[str]:
+    """A warning about heads that prefill and decode servers divide in different ways."""
+    ranks = [_attention_ranks(config, group) for group in server_groups(config)]
+    if None in ranks or len(set(ranks)) < 2 or architecture_field(config.model, "kv_lora_rank") is not None:
+        return []
+    return [
+        f"sglang.config: prefill engines divide the heads among {ranks[0]} ranks, decode engines among {ranks[1]}, so "
+        "that SGLang sends the KV cache head by head, which is slow; give them the same number, or set "
+        "SGLANG_DISAGG_STAGING_BUFFER=1 on every node, which sends it in one piece (mooncake and nixl)"
+    ]
+
+
 IGNORED: tuple[IgnoredKey, ...] = (
+    IgnoredKey(
+        names=("cluster.rollout_num_gpus_per_engine",),
+        when=lambda config: bool(server_groups(config)) and _have_all_sizes(config),
+        why="every group in the file of sglang.config has its num_gpus_per_engine",
+    ),
     IgnoredKey(
         names=("router.decode_policy", "router.prefill_policy"),
         when=lambda config: not server_groups(config),
         why="the file of sglang.config has no prefill and decode groups",
     ),
 )
+
+
+def _have_all_sizes(config: RunConfig) -> bool:
+    return all(SIZE in group for group in config.sglang.server_groups.values())

@@ -7,6 +7,7 @@ import math
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import attention_groups, nodes_per_engine, pipeline_stages, uses_engines
+from rlscale.config.rules.each_group import for_each_group
 from rlscale.config.rules.parallel import check_head_division, nearest_divisor
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig
@@ -17,6 +18,7 @@ SIZES = ("ep_size", "dp_size", "attn_dp_size")
 
 
 @rule
+@for_each_group
 def engine_parallel_sizes_are_positive(config: RunConfig) -> list[Problem]:
     given = config.sglang.server_args
     return [
@@ -27,6 +29,7 @@ def engine_parallel_sizes_are_positive(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def engine_tensor_parallel_divides_heads(config: RunConfig) -> list[Problem]:
     """SGLang divides the heads among the GPUs of a pipeline stage, or of each group of data-parallel attention."""
     gpus, units = config.cluster.rollout_num_gpus_per_engine, pipeline_stages(config) * attention_groups(config)
@@ -36,6 +39,7 @@ def engine_tensor_parallel_divides_heads(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def engine_parallel_sizes_divide(config: RunConfig) -> list[Problem]:
     """SGLang distributes experts and data-parallel attention over its tensor-parallel ranks."""
     given, gpus = config.sglang.server_args, config.cluster.rollout_num_gpus_per_engine
@@ -58,6 +62,7 @@ def engine_parallel_sizes_divide(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def pipeline_stages_fill_nodes(config: RunConfig) -> list[Problem]:
     """SGLang gives each of its nodes whole pipeline stages, or each stage whole nodes."""
     stages, nodes = pipeline_stages(config), nodes_per_engine(config)
@@ -69,6 +74,7 @@ def pipeline_stages_fill_nodes(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def data_parallel_engines_are_separate(config: RunConfig) -> list[Problem]:
     """SGLang's `dp_size` asks for replicas in one server, which cannot update their weights.
 
@@ -89,6 +95,7 @@ def data_parallel_engines_are_separate(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def data_parallel_attention_has_groups(config: RunConfig) -> list[Problem]:
     """Without a number of groups SGLang ignores `enable_dp_attention`."""
     given = config.sglang.server_args

@@ -9,6 +9,7 @@ from typing import Any
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_engines, uses_megatron
+from rlscale.config.rules.each_group import for_each_group
 from rlscale.config.rules.rule import rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -88,6 +89,7 @@ REFUSED: Mapping[str, Refused] = MappingProxyType({"sglang": REFUSED_BY_ENGINES,
 
 
 @rule
+@for_each_group
 def engine_arguments_can_work(config: RunConfig) -> list[Problem]:
     """Arguments of SGLang's server that change its protocol, processes or files, or prevent weight updates."""
     if config.rollout.engine != EngineKind.sglang or not uses_engines(config):

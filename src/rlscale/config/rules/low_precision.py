@@ -8,6 +8,7 @@ from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.rollout import EngineKind, WeightPrecision
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import resolve_decoupled_loss, uses_engines, uses_external_engines
+from rlscale.config.rules.each_group import for_each_group
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -22,6 +23,7 @@ tokens to experts gives each rank whole experts."""
 
 
 @rule
+@for_each_group
 def engine_reads_low_precision(config: RunConfig) -> list[Problem]:
     """SGLang repacks INT4 weights for its kernels when it loads them, and has FP8 layers for GPUs and CPUs with AMX."""
     precision, engine = config.rollout.weight_precision, config.rollout.engine

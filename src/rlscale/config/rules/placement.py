@@ -21,6 +21,7 @@ from rlscale.config.rules.conditions import (
     uses_external_engines,
     uses_router,
 )
+from rlscale.config.rules.each_group import for_each_group
 from rlscale.config.rules.parallel import divisors
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
@@ -60,7 +61,8 @@ def further_engines_can_join(config: RunConfig) -> list[Problem]:
     """Engines that join and leave are restarted by the recovery, and reached over the network."""
     cluster, path = config.cluster, "cluster.rollout_max_num_gpus"
     number, size = cluster.rollout_max_num_gpus, cluster.rollout_num_gpus_per_engine
-    if number is None or uses_external_engines(config) or not uses_engines(config):
+    # Another rule refuses it for prefill and decode servers, which need the router.
+    if number is None or uses_external_engines(config) or not uses_engines(config) or server_groups(config):
         return []
     value, found = show(number), list[Problem]()
     fixed = cluster.rollout_num_gpus or 0
@@ -76,8 +78,7 @@ def further_engines_can_join(config: RunConfig) -> list[Problem]:
     if cluster.colocate:
         fix = "remove it, or set cluster.colocate=false"
         found.append(Problem(path=path, rule="be null with cluster.colocate", value=value, fix=fix))
-    # Another rule refuses it for prefill and decode servers, which need the router.
-    if not server_groups(config) and (config.router.enabled or uses_router(config)):
+    if config.router.enabled or uses_router(config):
         fix = "set router.enabled=false"
         found.append(Problem(path=path, rule="be null with a router, whose engines are fixed", value=value, fix=fix))
     if config.train.weight_channel == WeightChannelName.shared_memory:
@@ -99,6 +100,7 @@ def offload_covers_both(config: RunConfig) -> list[Problem]:
 
 
 @rule
+@for_each_group
 def engines_fit_nodes(config: RunConfig) -> list[Problem]:
     """An engine uses a part of one node, or several whole nodes."""
     cluster = config.cluster
@@ -169,20 +171,23 @@ def engine_size_divides_gpus(config: RunConfig) -> list[Problem]:
     size, number = cluster.rollout_num_gpus_per_engine, cluster.rollout_num_gpus
     if number is None and cluster.colocate:
         number = num_trainer_ranks(config)
-    problems = _check_pipeline_size(config)
+    problems = list[Problem]()
     if config.rollout.engine in (EngineKind.embedded, EngineKind.scripted) and size != 1:
         rule = f"be 1 with rollout.engine={config.rollout.engine}"
         fix = f"set it to 1, or choose rollout=sglang; the {config.rollout.engine} engine runs on one GPU"
         problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(size), fix=fix))
-    if number is not None and number % size:
+    # The sizes of groups are those of their engines, which another rule checks.
+    if number is not None and number % size and not server_groups(config):
         rule = f"divide the {number} GPUs of all engines"
         fix = f"set it to 1, or cluster.rollout_num_gpus={number // size * size + size}"
         problems.append(Problem(path="cluster.rollout_num_gpus_per_engine", rule=rule, value=show(size), fix=fix))
     return problems
 
 
-def _check_pipeline_size(config: RunConfig) -> list[Problem]:
-    """Checks that the pipeline stages of an SGLang engine divide its GPUs."""
+@rule
+@for_each_group
+def pipeline_stages_divide_engines(config: RunConfig) -> list[Problem]:
+    """Each pipeline stage of an SGLang engine has as many GPUs."""
     stages, size = config.sglang.server_args.get("pp_size", 1), config.cluster.rollout_num_gpus_per_engine
     if config.rollout.engine != EngineKind.sglang or (stages > 0 and size % stages == 0):
         return []

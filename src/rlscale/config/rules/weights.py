@@ -9,6 +9,7 @@ from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
+    engine_views,
     is_sft,
     opens_gpu_memory,
     pipeline_stages,
@@ -71,7 +72,8 @@ def ranks_of_a_group_have_separate_gpus(config: RunConfig) -> list[Problem]:
 @rule
 def pipeline_stages_read_a_folder(config: RunConfig) -> list[Problem]:
     """SGLang numbers the ranks of a weight group within a pipeline stage, and its first stage waits for the others."""
-    stages, channel, has_engines = pipeline_stages(config), config.train.weight_channel, uses_engines(config)
+    stages = max(pipeline_stages(each) for each in engine_views(config))
+    channel, has_engines = config.train.weight_channel, uses_engines(config)
     if not has_engines or stages == 1 or channel != WeightChannelName.process_group:
         return []
     fix = "use train.weight_channel=disk; SGLang forms a weight group of one pipeline stage only"

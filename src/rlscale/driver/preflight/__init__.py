@@ -32,6 +32,7 @@ from rlscale.config.rules import (
     uses_engines,
     uses_sglang_router,
 )
+from rlscale.config.rules.each_group import for_each_group
 from rlscale.config.rules.low_precision import engine_reads_low_precision
 from rlscale.config.user_functions import check_hooks
 from rlscale.driver.preflight.agent_checks import check_agent
@@ -92,6 +93,7 @@ def check_sglang(config: RunConfig) -> list[Problem]:
     return found + (check_sizes_on_cpu(config) if generates and on_cpu else [])
 
 
+@for_each_group
 def check_sizes_on_cpu(config: RunConfig) -> list[Problem]:
     """Problems of parallel sizes of SGLang on a CPU.
 

@@ -206,7 +206,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"cluster.rollout_num_gpus": 2},
     ),
     (
-        "engine_size_divides_gpus",
+        "pipeline_stages_divide_engines",
         {
             "rollout.engine": "sglang",
             "cluster.rollout_num_gpus": 8,

@@ -18,14 +18,20 @@ from rlscale.plan.placement import build_layout
 from rlscale.types import EngineAddress
 
 SHARED = {"page_size": 16}
+WIDE_NODES = "cluster.num_gpus_per_node=8"
 
 
-def write_file(folder: Path, *, size: int = 1, prefill: int = 1, decode: int = 2) -> str:
-    """The override with a file of so many engines of this size; the groups have different arguments."""
-    groups = [
+def write_file(
+    folder: Path, *, size: int = 1, prefill: int = 1, decode: int = 2, decode_size: int | None = None
+) -> str:
+    """The override with a file of so many engines of these sizes; the groups have different arguments."""
+    wide = decode_size or size
+    groups: list[dict[str, Any]] = [
         {"worker_type": "prefill", "num_gpus": prefill * size, "overrides": {**SHARED, "chunked_prefill_size": 4096}},
-        {"worker_type": "decode", "num_gpus": decode * size, "overrides": {**SHARED, "max_running_requests": 64}},
+        {"worker_type": "decode", "num_gpus": decode * wide, "overrides": {**SHARED, "max_running_requests": 64}},
     ]
+    if decode_size:
+        groups[1]["num_gpus_per_engine"] = decode_size
     path = folder / "engines.yaml"
     path.write_text(
         yaml.safe_dump({"sglang": [{"name": "default", "num_gpus_per_engine": size, "server_groups": groups}]})
@@ -74,6 +80,51 @@ def test_processes_of_one_prefill_engine_share_the_port_of_its_first_node(tmp_pa
     assert planned[0].place.host != planned[1].place.host
     modes = [each.arguments["disaggregation_mode"] for each in planned]
     assert modes == ["prefill", "prefill", "decode", "decode"]
+
+
+def test_every_server_has_the_size_of_its_group(tmp_path: Path) -> None:
+    planned = plan_of(write_file(tmp_path, size=2, prefill=2, decode_size=4), "model=qwen3_4b", WIDE_NODES)
+    assert [each.arguments["tp_size"] for each in planned] == [2, 2, 4, 4]
+    assert [each.launch.address(each.place).num_ranks for each in planned] == [2, 2, 4, 4]
+    devices = [each.variables["CUDA_VISIBLE_DEVICES"].split(",") for each in planned]
+    assert [len(each) for each in devices] == [2, 2, 4, 4]
+    places = [(each.place.host, gpu) for each, gpus in zip(planned, devices, strict=True) for gpu in gpus]
+    assert len(set(places)) == 12, "no GPU has two engines"
+    assert all("nnodes" not in each.arguments for each in planned)
+    assert len({each.place.port for each in planned}) == 4
+
+
+def test_an_engine_over_nodes_is_next_to_engines_of_one_node(tmp_path: Path) -> None:
+    file = write_file(tmp_path, size=2, prefill=1, decode=1, decode_size=4)
+    planned = plan_of(file, "model=qwen3_4b", "cluster.num_gpus_per_node=2")
+    assert [each.name for each in planned] == ["engine 0", "engine 1", "engine 1 node 1"]
+    assert [each.arguments.get("nnodes") for each in planned] == [None, 2, 2]
+    assert [each.arguments["tp_size"] for each in planned] == [2, 4, 4]
+    assert planned[1].arguments["dist_init_addr"] == planned[2].arguments["dist_init_addr"]
+    assert len({each.place.host for each in planned}) == 3
+
+
+def test_colocated_servers_of_two_sizes_have_the_gpus_of_the_trainer_in_order(tmp_path: Path) -> None:
+    planned = plan_of(
+        write_file(tmp_path, size=2, prefill=2, decode=1, decode_size=4),
+        "model=qwen3_4b",
+        "cluster.colocate=true",
+        "cluster.actor_num_gpus_per_node=8",
+        WIDE_NODES,
+        "rollout.max_staleness=0",
+    )
+    assert [each.bundles for each in planned] == [(0, 1), (2, 3), (4, 5, 6, 7)]
+    assert [each.variables["CUDA_VISIBLE_DEVICES"] for each in planned] == ["0,1", "2,3", "4,5,6,7"]
+
+
+def test_stages_of_one_group_divide_its_size(tmp_path: Path) -> None:
+    file = write_file(tmp_path, size=4, prefill=1, decode=1, decode_size=2)
+    path = Path(file.partition("=")[2])
+    content = yaml.safe_load(path.read_text())
+    content["sglang"][0]["server_groups"][0]["overrides"]["pp_size"] = 2
+    path.write_text(yaml.safe_dump(content))
+    planned = plan_of(file, "model=qwen3_4b", WIDE_NODES)
+    assert [(each.arguments["tp_size"], each.launch.num_ranks) for each in planned] == [(2, 4), (2, 2)]
 
 
 def test_servers_exchange_the_cache_at_the_address_of_their_node(
