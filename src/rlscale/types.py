@@ -497,4 +497,6 @@ class EngineAddress:
     num_ranks: int = 1  # processes that join a weight group
     api_key: str | None = field(default=None, repr=False)
     proxy: str | None = field(default=None, repr=False)  # HTTP proxy on the way to it; None: direct requests
-    adapter: str | None = None  # this run's, on an engine that the jobs of a sweep share; None: it is the run's own
+    # This run's, on an engine that several jobs share or that is SGLang; None: that of the engine's only policy.
+    adapter: str | None = None
+    names_versions: bool = False  # SGLang: requests state the version of `adapter`, which has its own name
