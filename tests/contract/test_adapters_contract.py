@@ -98,9 +98,7 @@ def update(version: int, *, scale: float = 0.5, **changes: Any) -> AdapterUpdate
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True)
 
 
-async def test_requests_without_a_name_use_the_newest_version(
-    engine: HttpEngine, wire: Wire, target: Target
-) -> None:
+async def test_requests_without_a_name_use_the_newest_version(engine: HttpEngine, wire: Wire, target: Target) -> None:
     before = await wire.generate(PROMPT, max_new_tokens=6, temperature=0.0, ignore_eos=True)
     for version in (7, 8, 9):
         await engine.load_adapter(update(version, num_kept=2))

@@ -120,7 +120,9 @@ def test_sglang_gets_pickles_and_is_asked_to_unload_old_versions() -> None:
     sync.push(adapters(), 2)
     first, again, second = [each for engine in engines for each in engine.updates]
     assert [each.is_repeated for each in (first, again, second)] == [False, True, False]
-    assert first.name == "policy-1" and first.sha256[A] == hashlib.sha256(torch.ones(2, 3).numpy().tobytes()).hexdigest()
+    assert (
+        first.name == "policy-1" and first.sha256[A] == hashlib.sha256(torch.ones(2, 3).numpy().tobytes()).hexdigest()
+    )
     sent = pickle.loads(base64.b64decode(first.sglang_payload))
     assert torch.equal(sent[B], torch.ones(4, 2)) and sent.keys() == {A, B}
 

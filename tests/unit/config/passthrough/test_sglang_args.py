@@ -17,7 +17,9 @@ SGLANG = "rollout=sglang"
 
 
 def test_arguments_of_the_server_are_keys_of_the_group() -> None:
-    config = load_config([SGLANG, "sglang.page_size=16", "sglang.enable_mixed_chunk=false", "sglang.mem_fraction_static=0.5"])
+    config = load_config(
+        [SGLANG, "sglang.page_size=16", "sglang.enable_mixed_chunk=false", "sglang.mem_fraction_static=0.5"]
+    )
     assert config.sglang.server_args == {"page_size": 16, "enable_mixed_chunk": False}
     assert config.sglang.mem_fraction_static == 0.5
     assert to_dict(config)["sglang"]["page_size"] == 16

@@ -11,9 +11,7 @@ from rlscale.errors import EngineError
 from rlscale.types import EngineAddress
 from rlscale.weight_types import AdapterUpdate
 
-ADDRESS = EngineAddress(
-    name="engine 0", url="http://127.0.0.1:9", num_ranks=2, adapter="policy", names_versions=True
-)
+ADDRESS = EngineAddress(name="engine 0", url="http://127.0.0.1:9", num_ranks=2, adapter="policy", names_versions=True)
 
 
 class Server:
