@@ -458,11 +458,9 @@ class StepSamples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """One optimiser step: samples by rank and micro-batch, and the loss denominators.
+    """One optimiser step: samples by rank and micro-batch, and the loss denominators."""
 
-    Every rank has the same number of micro-batches; an empty one (no samples) still joins the collectives.
-    """
-
+    # Every rank has the same number of micro-batches; an empty one (no samples) still joins the collectives.
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
     num_trajectories: int  # with at least one trainable token
     num_tokens: int  # trainable

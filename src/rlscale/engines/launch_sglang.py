@@ -159,9 +159,9 @@ class SglangLaunch(EngineLaunch):
             overrides = {**json.loads(given.pop(MODEL_OVERRIDES, "{}")), "quantization_config": self.quantization}
             arguments[MODEL_OVERRIDES] = json.dumps(overrides)
         if self.lora is not None:
-            arguments |= _lora_arguments(self.lora) | (LORA_ON_CPU if self.device == "cpu" else {})
+            arguments |= _lora_arguments(self.lora)
         if self.device == "cpu":
-            arguments |= ON_CPU
+            arguments |= ON_CPU if self.lora is None else {**ON_CPU, **LORA_ON_CPU}
         elif self.releases_memory:
             # Without it a release frees nothing.
             arguments["enable_memory_saver"] = True

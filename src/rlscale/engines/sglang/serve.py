@@ -63,7 +63,11 @@ def ignore_pinning() -> None:
     torch.utils._device._device_constructors()
     for name in ("tensor", "zeros"):
         setattr(torch, name, _without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign,assignment,misc]
+    torch.Tensor.pin_memory = _stay_pageable  # type: ignore[method-assign]
+
+
+def _stay_pageable(tensor: Any, device: Any = None) -> Any:
+    return tensor
 
 
 def _without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
