@@ -63,7 +63,7 @@ def ignore_pinning() -> None:
     torch.utils._device._device_constructors()
     for name in ("tensor", "zeros"):
         setattr(torch, name, _without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = _stay_pageable  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = _stay_pageable  # type: ignore[method-assign,assignment]
 
 
 def _stay_pageable(tensor: Any, device: Any = None) -> Any:
