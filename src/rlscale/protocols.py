@@ -173,6 +173,10 @@ class Engine(Protocol):
         """
         ...
 
+    async def prune_adapter(self, name: str, *, num_kept: int) -> None:
+        """Unloads all but the newest versions, for an engine that does not do so itself. Waits for their requests."""
+        ...
+
     async def checksums(self) -> list[RankChecksums]:
         """Checksums of the weights of every rank that reports them: of the first pipeline stage."""
         ...

@@ -458,11 +458,9 @@ class StepSamples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPlan:
-    """One optimiser step: samples by rank and micro-batch, and the loss denominators.
+    """One optimiser step: samples by rank and micro-batch, and the loss denominators."""
 
-    Every rank has the same number of micro-batches; an empty one (no samples) still joins the collectives.
-    """
-
+    # Every rank has the same number of micro-batches; an empty one (no samples) still joins the collectives.
     microbatches: tuple[tuple[tuple[int, ...], ...], ...]  # [rank][micro-batch] -> sample indices into the batch
     num_trajectories: int  # with at least one trainable token
     num_tokens: int  # trainable
@@ -497,4 +495,6 @@ class EngineAddress:
     num_ranks: int = 1  # processes that join a weight group
     api_key: str | None = field(default=None, repr=False)
     proxy: str | None = field(default=None, repr=False)  # HTTP proxy on the way to it; None: direct requests
-    adapter: str | None = None  # this run's, on an engine that the jobs of a sweep share; None: it is the run's own
+    # This run's, on an engine that several jobs share or that is SGLang; None: that of the engine's only policy.
+    adapter: str | None = None
+    names_versions: bool = False  # SGLang: requests state the version of `adapter`, which has its own name

@@ -1,7 +1,7 @@
 """Values of a weight sync that cross a process or a package: between trainers, engines and the driver."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlscale.types import WeightVersion
@@ -45,6 +45,9 @@ class AdapterUpdate:
     payload: str  # base64 of the tensors in the safetensors format, under peft's names
     checksums: Mapping[str, str]  # of each tensor as sent
     num_kept: int = 1  # newest versions that the engine keeps under this name; requests keep theirs longer
+    sglang_payload: str = ""  # base64 of the tensors in the form that SGLang reads; empty: no engine is SGLang
+    sha256: Mapping[str, str] = field(default_factory=dict)  # of each tensor's bytes, which SGLang compares
+    is_repeated: bool = False  # this sender has sent it to the engine before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

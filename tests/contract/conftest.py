@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlscale.config.passthrough.recorded import DESCRIBE
 from rlscale.config.passthrough.sglang_args import CLASSES, DISTRIBUTION
 from rlscale.config.passthrough.sglang_python import check_python, find_python
 from rlscale.engines.fake import FakeServer
-from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.launch_sglang import SglangLaunch, SglangLora
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.types import RouteShape
@@ -145,12 +145,19 @@ def open_embedded(folder: Path, *, write: WriteModel = write_tiny_qwen3) -> Iter
 
 @contextmanager
 def open_sglang(
-    folder: Path, *, write: WriteModel = write_tiny_qwen3, returns_routes: bool = False
+    folder: Path,
+    *,
+    write: WriteModel = write_tiny_qwen3,
+    returns_routes: bool = False,
+    lora: SglangLora | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Iterator[Target]:
     """A real SGLang server with the arguments of a run, drawing by seed."""
     if problems := check_python(None, serves=True, routes=True, on_cpu=True):
         pytest.fail("\n".join(map(str, problems)))
-    launch = replace(sglang_launch(write(folder / "model")), returns_routes=returns_routes)
+    launch = replace(sglang_launch(write(folder / "model")), returns_routes=returns_routes, lora=lora)
+    if arguments is not None:
+        launch = replace(launch, server_args=arguments)
     address, process = launch.open(folder)
     process.start()
     try:

@@ -48,3 +48,20 @@ def test_engines_get_the_adapters_alone(command: Command, layout: tuple[str, ...
     assert all(m["logprob_diff/mean"] < 1e-4 for m in trained)
     # The reference is the base: the policy moves away from it.
     assert abs(trained[0]["train/kl_loss"]) < 1e-6 < 1e-5 < abs(trained[2]["train/kl_loss"])
+
+
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.nightly)])
+def test_real_sglang_gets_the_adapters_alone(command: Command, staleness: int) -> None:
+    """With rollouts ahead of the trainer, requests of a version run while the next one is loaded."""
+    given = ("rollout=sglang", "train.lora.rank=4", "train.lora.sync=adapter", f"rollout.max_staleness={staleness}")
+    done = command.run(*given, "reward.type=random", "optim.lr=1e-2", "eval.interval=null", "ci.enabled=true")
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    assert len(trained) == 3 and all(m["train/grad_norm"] > 0 for m in trained)
+    assert [m["staleness/max"] for m in trained] == [0, staleness, staleness]
+    # Tokens of older versions are not compared. The adapter of version 0 has no effect, those of 1 and 2 have.
+    assert all(m["logprob_diff/mean"] < 1e-4 for m in trained if m["staleness/max"] == 0)
+    log = (command.run_dir / "logs" / "engine_0_server.log").read_text(errors="replace")
+    assert all(f"Lora name=policy@{version}" in log for version in range(3)) and "adapter sync OK" in log
+    # One version more than requests may use stays.
+    assert log.count("Start unload Lora adapter") == 2 - staleness

@@ -53,7 +53,6 @@ WAITING_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 UNSUPPORTED_ARGUMENTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "LoRA adapters in SGLang": {"sglang.enable_lora": False, "sglang.lora_paths": None},
         # SGLang also loads the weights of a sync into the draft model.
         "speculative decoding with a draft model": {"sglang.speculative_draft_model_path": None},
         "media encoders on separate servers": {"sglang.encoder_only": False, "sglang.language_only": False},

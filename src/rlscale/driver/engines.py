@@ -22,7 +22,7 @@ from rlscale.cluster.shared_engines import SharedEngines, SharedSpec
 from rlscale.config import EngineKind, RunConfig, mixes_caches
 from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.config.passthrough.sglang_python import find_python
-from rlscale.config.rules import num_gpus_per_node, server_groups, shares_base, uses_engines
+from rlscale.config.rules import num_gpus_per_node, sends_adapters, server_groups, shares_base, uses_engines
 from rlscale.control.elastic_watch import ElasticWatch
 from rlscale.control.recovery import NODE_DEATH, EngineRecovery, HealthChecks, Restarts
 from rlscale.control.routed_recovery import RoutedRecovery
@@ -36,10 +36,11 @@ from rlscale.engines.client.request_ids import RequestIds
 from rlscale.engines.launch import EngineLaunch
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_scripted import ScriptedLaunch
-from rlscale.engines.launch_sglang import SglangLaunch
+from rlscale.engines.launch_sglang import SglangLaunch, SglangLora
 from rlscale.engines.middleware_router.middleware_launch import MiddlewareRouterLaunch
 from rlscale.engines.sglang.router_process import RouterLaunch
 from rlscale.errors import WorkerError
+from rlscale.models.adapter_targets import layers_of_engine
 from rlscale.plan.placement import Layout, further_engines
 from rlscale.protocols import Trainers
 from rlscale.rewards import JudgeClient, JudgeSpec
@@ -284,12 +285,14 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
             python=find_python(sglang.python),
             num_gpus=config.cluster.rollout_num_gpus_per_engine,
             releases_memory=bool(config.cluster.offload_rollout),
-            shares_prefixes=not mixes_caches(config.rollout),
+            # With adapters SGLang keeps the cache of each version apart.
+            shares_prefixes=sends_adapters(config) or not mixes_caches(config.rollout),
             returns_routes=config.algo.use_rollout_routing_replay,
             reads_images=config.data.multimodal_keys is not None,
             server_args={**own, **sglang.server_args},
             groups=server_groups(config),
             quantization=None if precision is None else quantization_config(precision),
+            lora=_sglang_lora(config, model_path) if sends_adapters(config) else None,
         )
     if config.rollout.engine == EngineKind.scripted:
         assert config.rollout.script_path is not None, "a rule requires it"
@@ -316,6 +319,12 @@ def build_launch(config: RunConfig, *, model_path: str, num_threads: int) -> Eng
         deterministic=config.rollout.deterministic,
         weight_precision=precision,
     )
+
+
+def _sglang_lora(config: RunConfig, model_path: str) -> SglangLora:
+    lora = config.train.lora
+    targets = layers_of_engine(lora.target_modules, read_hf_fields(model_path))
+    return SglangLora(rank=lora.rank, target_modules=targets, num_versions=config.rollout.max_staleness + 1)
 
 
 def _server_context(longest: int | None, model_path: str) -> int | None:

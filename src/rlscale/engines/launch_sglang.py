@@ -13,6 +13,7 @@ from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.types import EngineAddress
+from rlscale.weight_types import POLICY_ADAPTER
 
 SERVE = Path(__file__).with_name("sglang") / "serve.py"
 
@@ -27,6 +28,12 @@ ON_CPU: Mapping[str, Any] = {
 }
 """Arguments to run on a CPU, with memory and cores left for the trainer on the same machine."""
 
+
+LORA_ON_CPU: Mapping[str, Any] = {"lora_backend": "torch_native"}
+"""The only kernels of adapters that need no GPU."""
+
+IGNORE_PINNING = "RLSCALE_IGNORE_PINNING"
+"""Variable with which `serve.py` ignores requests for page-locked memory."""
 
 CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
 """Variable with the cores of each rank of a process on a CPU, e.g. `0-1|2-3`."""
@@ -51,6 +58,15 @@ REWARD_MODELS = "rlscale_reward_models"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SglangLora:
+    """The adapters that a server may load."""
+
+    rank: int  # at most
+    target_modules: tuple[str, ...]  # last name components of the layers that may have one
+    num_versions: int  # that requests use at once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SglangLaunch(EngineLaunch):
     """One SGLang engine on GPUs, with a process on each of its nodes, or on the CPU."""
 
@@ -66,6 +82,7 @@ class SglangLaunch(EngineLaunch):
     role: ServerRole | None = None  # None: the engine computes whole requests
     # `quantization_config` of the weights that a sync sends; None: those of the model.
     quantization: Mapping[str, Any] | None = None
+    lora: SglangLora | None = None  # None: weights are sent with the adapters added to them
 
     @property
     def num_ranks(self) -> int:
@@ -93,7 +110,8 @@ class SglangLaunch(EngineLaunch):
 
     def address(self, place: ProcessPlace) -> EngineAddress:
         if self.role is None:
-            return EngineLaunch.address(self, place)
+            address = EngineLaunch.address(self, place)
+            return replace(address, adapter=POLICY_ADAPTER, names_versions=True) if self.lora is not None else address
         return SeparateAddress(
             name=self.name,
             url=place.url,
@@ -140,8 +158,10 @@ class SglangLaunch(EngineLaunch):
             arguments["load_format"] = "dummy"
             overrides = {**json.loads(given.pop(MODEL_OVERRIDES, "{}")), "quantization_config": self.quantization}
             arguments[MODEL_OVERRIDES] = json.dumps(overrides)
+        if self.lora is not None:
+            arguments |= _lora_arguments(self.lora)
         if self.device == "cpu":
-            arguments |= ON_CPU
+            arguments |= ON_CPU if self.lora is None else {**ON_CPU, **LORA_ON_CPU}
         elif self.releases_memory:
             # Without it a release frees nothing.
             arguments["enable_memory_saver"] = True
@@ -172,11 +192,24 @@ class SglangLaunch(EngineLaunch):
         if self.device == "cpu":
             # The threads of its processes compete for the cores: with two threads it is ten times slower.
             variables |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            if self.lora is not None:
+                variables[IGNORE_PINNING] = "1"
             if self.num_gpus > 1 and CORES_OF_RANKS not in os.environ:
                 # Without it SGLang refuses an engine with more ranks than this machine has NUMA nodes.
                 own_ranks = self.num_gpus // place.num_nodes
                 variables[CORES_OF_RANKS] = split_cores(sorted(os.sched_getaffinity(0)), own_ranks)
         return variables if self.api_key is None else variables | {API_KEY_VARIABLE: self.api_key}
+
+
+def _lora_arguments(lora: SglangLora) -> dict[str, Any]:
+    return {
+        "enable_lora": True,
+        "max_lora_rank": lora.rank,
+        "lora_target_modules": list(lora.target_modules),
+        # One more, for requests without an adapter or with a version that is about to be unloaded.
+        "max_loras_per_batch": lora.num_versions + 1,
+        "lora_strict_loading": True,  # otherwise tensors of unknown layers are only logged
+    }
 
 
 def split_cores(cores: Sequence[int], num_ranks: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlscale.errors import Problem
 
@@ -12,6 +13,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 _MLP_PARTS = frozenset(("gate", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"))
 """Last name components of the weights of routers, experts, shared experts and dense MLPs."""
+
+_ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def layers_without_adapters(names: Collection[str]) -> frozenset[str]:
@@ -23,6 +26,18 @@ def layers_without_adapters(names: Collection[str]) -> frozenset[str]:
         names: of all parameters in memory.
     """
     return _MLP_PARTS if any(".experts." in name for name in names) else frozenset()
+
+
+def layers_of_engine(targets: Sequence[str] | None, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Last name components of the layers for which an SGLang server prepares adapters.
+
+    Args:
+        targets: value of `train.lora.target_modules`.
+        fields: of the model's architecture.
+    """
+    if targets is not None:
+        return tuple(sorted({each.rpartition(".")[2] for each in targets}))
+    return _ATTENTION_PARTS if fields.get("num_experts") else (*_ATTENTION_PARTS, "gate_proj", "up_proj", "down_proj")
 
 
 def check_targets(targets: Sequence[str] | None, names: Collection[str], *, linear: Collection[str]) -> list[Problem]:

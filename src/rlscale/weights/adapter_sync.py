@@ -6,12 +6,14 @@
       versions of adapters                    <────────────   must be the one just sent
 
 After the base no engine is paused: requests that run keep the version that they began with. Where several jobs share
-the engines (`train.lora.shared_base`) the base is compared instead, and no engine is ever paused.
+the engines (`train.lora.shared_base`) the base is compared instead, and no engine is ever paused. SGLang unloads no
+version itself; it is asked to when the engines generate again.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +22,13 @@ from typing import Any, Protocol
 from safetensors.torch import save
 from torch import Tensor
 
-from rlscale.algo.checksum import checksum
+from rlscale.algo.checksum import bytes_of, checksum
 from rlscale.errors import WeightSyncError
+from rlscale.protocols import Engine
 from rlscale.types import EngineAddress, WeightVersion
 from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightSyncReport
 from rlscale.weights.engine_rpc import EngineRpc
+from rlscale.weights.sglang_payload import serialize_bytes
 from rlscale.weights.transport import Weights
 
 
@@ -68,6 +72,7 @@ class AdapterSync:
     def __init__(self, base: BaseChannel, *, source: AdapterSource, rank: int) -> None:
         self._base, self._source, self._rank = base, source, rank
         self._needs_base = True
+        self._sent: dict[str, str] = {}  # the version that each engine has of this sender, by URL
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
         """See WeightSync."""
@@ -97,6 +102,8 @@ class AdapterSync:
             self._needs_base = False
         elif self._rank == 0:
             self._send(tensors, version)
+        if self._rank == 0:
+            self._prune()
         return replace(
             report,
             num_buckets=report.num_buckets + 1,
@@ -111,9 +118,8 @@ class AdapterSync:
     def _send(self, tensors: Mapping[str, Tensor], version: WeightVersion) -> None:
         if not tensors:
             raise WeightSyncError(f"adapters of weight version {version} must have tensors, got none")
-        rpc = self._base.rpc
-        # Engines of several jobs keep the adapters of each under its own name.
-        name = next((each.address.adapter for each in rpc.engines if each.address.adapter), POLICY_ADAPTER)
+        rpc, name = self._base.rpc, self._name
+        is_sglang = any(engine.address.names_versions for engine in rpc.engines)
         update = AdapterUpdate(
             name=name,
             version=str(version),
@@ -121,8 +127,11 @@ class AdapterSync:
             payload=base64.b64encode(save(dict(tensors))).decode(),
             checksums={name: checksum(tensor) for name, tensor in tensors.items()},
             num_kept=self._source.num_kept,
+            sglang_payload=serialize_bytes(tensors) if is_sglang else "",
+            sha256={name: _sha256(tensor) for name, tensor in tensors.items()} if is_sglang else {},
         )
-        rpc.call_all(lambda engine: engine.load_adapter(update))
+        rpc.call_all(lambda engine: engine.load_adapter(self._mark_repeated(update, engine)))
+        self._sent = {engine.address.url: update.version for engine in rpc.engines}
         # An engine that accepts an adapter and ignores it would generate with the base, or with an older version.
         infos = rpc.call_all(lambda engine: engine.info())
         for engine, info in zip(rpc.engines, infos, strict=True):
@@ -133,3 +142,22 @@ class AdapterSync:
                     f"got {loaded or 'none'} and weight version {info['weight_version']}; "
                     "it still generates with other weights"
                 )
+
+    def _mark_repeated(self, update: AdapterUpdate, engine: Engine) -> AdapterUpdate:
+        # After another engine died all get the version again that they have: requests that run keep it in use.
+        return replace(update, is_repeated=self._sent.get(engine.address.url) == update.version)
+
+    def _prune(self) -> None:
+        """Unloads old versions of SGLang's engines, one later than allowed: few wait for a request that still runs."""
+        rpc, name, num_kept = self._base.rpc, self._name, self._source.num_kept + 1
+        if any(engine.address.names_versions for engine in rpc.engines):
+            rpc.call_all(lambda engine: engine.prune_adapter(name, num_kept=num_kept))
+
+    @property
+    def _name(self) -> str:
+        """Name of the adapter: engines of several jobs keep the adapters of each under its own."""
+        return next((each.address.adapter for each in self._base.rpc.engines if each.address.adapter), POLICY_ADAPTER)
+
+
+def _sha256(tensor: Tensor) -> str:
+    return hashlib.sha256(bytes_of(tensor).data).hexdigest()

@@ -1,13 +1,14 @@
-"""Tensors in the form that a real SGLang server reads: a pickle of (name, tensor) pairs that share their memory.
+"""Tensors in the form that a real SGLang server reads: a pickle, of weights with handles of shared memory.
 
-The pickle is written here and read by SGLang's own server on this machine, through its allow-list of types; no server
-of rlscale reads one. It contains handles, not bytes.
+The pickle is written here and read by SGLang's own server, through its allow-list of types; no server of rlscale reads
+one. That of weights is for a server on this machine: it contains handles, not bytes. That of adapters has the bytes.
 """
 
 import base64
 import io
+import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -55,6 +56,12 @@ def serialize(named: Sequence[Named]) -> str:
         finally:
             mp.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def serialize_bytes(tensors: Mapping[str, Tensor]) -> str:
+    """Returns base64 of a pickle of tensors on the CPU by name, with their bytes."""
+    # A clone: the pickle of a view would have the whole storage.
+    return base64.b64encode(pickle.dumps({name: tensor.detach().clone() for name, tensor in tensors.items()})).decode()
 
 
 class _Pickler(ForkingPickler):

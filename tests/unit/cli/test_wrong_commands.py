@@ -73,7 +73,7 @@ CASES: list[tuple[str, str, str | None]] = [
     ),
     (
         "train rollout=sglang sglang.enable_lora=true",
-        "sglang.enable_lora must be false (not supported yet: LoRA adapters in SGLang), got true; remove it",
+        "sglang.enable_lora must not be set, because rlscale sets it, got true; remove it: train.lora.sync=adapter",
         "train rollout=sglang",
     ),
     (

@@ -170,7 +170,7 @@ def test_policies_of_the_router_need_the_groups(tmp_path: Path) -> None:
         ),
         (
             policy(group("prefill", 2, enable_lora=True), group("decode", 2)),
-            "sglang.enable_lora must be false (not supported yet: LoRA adapters in SGLang), got true",
+            "sglang.enable_lora must not be set, because rlscale sets it, got true for prefill servers in",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from rlscale.config import load_config
 from rlscale.driver.engines import build_client, build_launch
 from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch import EngineLaunch, ProcessPlace
-from rlscale.engines.launch_sglang import CORES_OF_RANKS, FEATURE_CACHE, SglangLaunch, split_cores
+from rlscale.engines.launch_sglang import CORES_OF_RANKS, FEATURE_CACHE, IGNORE_PINNING, SglangLaunch, split_cores
 from rlscale.engines.sglang.serve import redact_in_logs
 from rlscale.errors import EngineError
 from rlscale.types import EngineAddress, SamplingParams
@@ -132,6 +132,21 @@ def test_cores_are_divided_among_the_ranks(cores: list[int], num_ranks: int, fou
 def test_sglang_can_release_its_memory_where_the_run_offloads_it(overrides: tuple[str, ...], saves: bool) -> None:
     given = ("rollout=sglang", "cluster=one_node", "cluster.device=cuda", *overrides)
     assert (launch_of(*given).arguments(PLACE).get("enable_memory_saver") is True) == saves
+
+
+def test_sglang_prepares_the_adapters_that_it_gets(tmp_path: Path) -> None:
+    given = ("rollout=sglang", "train.lora.rank=4", "train.lora.sync=adapter", "rollout.max_staleness=2")
+    launch = launch_of(*given)
+    assert isinstance(launch, SglangLaunch)
+    arguments, address = launch.arguments(PLACE), launch.address(PLACE)
+    assert arguments["enable_lora"] is True and arguments["max_lora_rank"] == 4
+    assert arguments["max_loras_per_batch"] == 4 and arguments["lora_backend"] == "torch_native"
+    assert (address.adapter, address.names_versions) == ("policy", True) and IGNORE_PINNING in launch.variables(PLACE)
+    chosen = launch_of(*given, "train.lora.target_modules=[self_attn.q_proj,v_proj]")
+    assert chosen.arguments(PLACE)["lora_target_modules"] == ["q_proj", "v_proj"]
+    merged = launch_of("rollout=sglang", "train.lora.rank=4")
+    assert "enable_lora" not in merged.arguments(PLACE) and merged.address(PLACE).adapter is None
+    assert IGNORE_PINNING not in merged.variables(PLACE)
 
 
 def test_sglang_with_images_takes_token_ids_and_keeps_no_features(monkeypatch: pytest.MonkeyPatch) -> None:

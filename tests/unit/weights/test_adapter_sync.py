@@ -1,6 +1,10 @@
 """The order of an adapter sync, and engines that accept an adapter without using it."""
 
+import base64
+import hashlib
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,12 +36,18 @@ class AdapterEngine(RecordingEngine):
             self.updates.append(update)
             self._version: WeightVersion = int(update.version)
 
+    async def prune_adapter(self, name: str, *, num_kept: int) -> None:
+        self._record(f"prune_adapter {name} {num_kept}")
+
     async def info(self) -> dict[str, Any]:
-        loaded = {"policy": [update.version for update in self.updates]} if self.updates else {}
+        name = self.address.adapter or "policy"
+        loaded = {name: [update.version for update in self.updates]} if self.updates else {}
         return {**await super().info(), "weight_version": self._version, "adapters": loaded}
 
 
-def open_sync(calls: list[str], *, rank: int = 0, ignores: bool = False) -> tuple[AdapterSync, list[AdapterEngine]]:
+def open_sync(
+    calls: list[str], *, rank: int = 0, ignores: bool = False, address: EngineAddress = ADDRESS
+) -> tuple[AdapterSync, list[AdapterEngine]]:
     engines: list[AdapterEngine] = []
 
     def make_engine(address: EngineAddress) -> Any:
@@ -54,7 +64,7 @@ def open_sync(calls: list[str], *, rank: int = 0, ignores: bool = False) -> tupl
 
     source = AdapterSource(base_weights=base_weights, config={"r": 2, "lora_alpha": 4}, num_kept=3)
     sync = AdapterSync(base, source=source, rank=rank)
-    sync.connect([ADDRESS])
+    sync.connect([address])
     calls.clear()
     return sync, engines
 
@@ -97,6 +107,24 @@ def test_an_adapter_that_is_acknowledged_and_never_used_stops_the_sync() -> None
     with pytest.raises(WeightSyncError, match=message):
         sync.push(adapters(), 3)
     assert "resume" not in calls, "an engine with the base alone must not generate"
+
+
+def test_sglang_gets_pickles_and_is_asked_to_unload_old_versions() -> None:
+    calls: list[str] = []
+    address = replace(ADDRESS, adapter="policy-1", names_versions=True)
+    sync, engines = open_sync(calls, address=address)
+    sync.push(adapters(), 1)
+    assert calls.index("resume") < calls.index("prune_adapter policy-1 4"), "paused engines would wait for requests"
+    sync.connect([address])
+    sync.push(adapters(), 1)
+    sync.push(adapters(), 2)
+    first, again, second = [each for engine in engines for each in engine.updates]
+    assert [each.is_repeated for each in (first, again, second)] == [False, True, False]
+    assert (
+        first.name == "policy-1" and first.sha256[A] == hashlib.sha256(torch.ones(2, 3).numpy().tobytes()).hexdigest()
+    )
+    sent = pickle.loads(base64.b64decode(first.sglang_payload))
+    assert torch.equal(sent[B], torch.ones(4, 2)) and sent.keys() == {A, B}
 
 
 def test_a_model_without_adapters_is_not_sent() -> None:

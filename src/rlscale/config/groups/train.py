@@ -71,14 +71,15 @@ class LoraConfig(ConfigGroup):
     sync: LoraSync = LoraSync.merged
     """Contents of a weight sync. `merged`: all weights, with the adapters added to them. `adapter`: the base once, then
     only the adapters, as versions of which an engine holds several: a request keeps the version that it begins with,
-    and no engine is paused. Only with `rollout.engine=embedded`. No effect with rank 0.
+    and no engine is paused. With `rollout.engine=sglang` each version has its own name in the engines, `policy@3`. Not
+    with external engines. No effect with rank 0.
     """
 
     shared_base: bool = False
     """Share engines between the jobs of a sweep with `hydra/launcher=ray`: jobs with the same model and engine settings
     use one set of engines, each job with its own adapters. The first job that needs the engines starts them, the last
-    one stops them. Only with `train.lora.sync=adapter` and without `cluster.colocate`. A run that is no job of a sweep
-    starts its own engines.
+    one stops them. Only with `train.lora.sync=adapter`, `rollout.engine=embedded` and without `cluster.colocate`. A run
+    that is no job of a sweep starts its own engines.
     """
 
 

@@ -16,6 +16,7 @@ CLASSES = ("sglang.srt.server_args:ServerArgs",)
 
 _EACH_SERVER = "remove it: rlscale sets it for every server"
 _PLACED = "remove it: the cluster.* keys place the engines"
+_ADAPTERS = "remove it: train.lora.sync=adapter loads the adapters of the policy, as train.lora describes them"
 _SEPARATED = "remove it: a file of sglang.config has a group with worker_type: prefill and one with worker_type: decode"
 RESERVED: Mapping[str, str] = MappingProxyType(
     {
@@ -27,6 +28,11 @@ RESERVED: Mapping[str, str] = MappingProxyType(
         "tp_size": "set cluster.rollout_num_gpus_per_engine, the GPUs of one engine",
         "enable_memory_saver": "set cluster.offload_rollout",
         "enable_return_routed_experts": "set algo.use_rollout_routing_replay",
+        "enable_lora": _ADAPTERS,
+        "lora_paths": _ADAPTERS,
+        "max_lora_rank": _ADAPTERS,
+        "lora_target_modules": _ADAPTERS,
+        "max_loaded_loras": "remove it: rlscale unloads the versions that no request uses",
         "host": _EACH_SERVER,
         "port": _EACH_SERVER,
         "nccl_port": _EACH_SERVER,

@@ -9,7 +9,7 @@ from rlscale.config.groups.cluster import LOCAL_RAY, Device
 from rlscale.config.groups.judge import RewardEngineConfig, RewardEngineKind
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.groups.train import TrainBackendName
+from rlscale.config.groups.train import LoraSync, TrainBackendName
 from rlscale.config.keys import keys
 from rlscale.config.run_config import RunConfig
 from rlscale.config.server_groups import ServerGroup, read_server_groups, view_group
@@ -67,6 +67,13 @@ def shares_base(config: RunConfig) -> bool:
     """Whether the run uses the engines of the other jobs of its sweep, if it is a job of one."""
     lora = config.train.lora
     return lora.shared_base and lora.rank > 0 and uses_engines(config) and not config.debug.rollout_only
+
+
+def sends_adapters(config: RunConfig) -> bool:
+    """Whether the engines hold the base and get adapters alone."""
+    lora = config.train.lora
+    is_trained = lora.rank > 0 and lora.sync == LoraSync.adapter and not config.debug.rollout_only
+    return is_trained and uses_engines(config)
 
 
 def scores_samples(config: RunConfig) -> bool:
@@ -141,9 +148,10 @@ def uses_router(config: RunConfig) -> bool:
         return False
     if config.router.use_middleware_router:
         return True
-    # sglang-router drops the request field that asks for expert routes.
+    # sglang-router drops the request field that asks for expert routes. A version of an adapter, which a request names,
+    # is not loaded by all engines at the same time.
     several = num_engine_gpus(config) > config.cluster.rollout_num_gpus_per_engine or bool(server_groups(config))
-    several = several and not config.algo.use_rollout_routing_replay
+    several = several and not config.algo.use_rollout_routing_replay and not sends_adapters(config)
     return config.router.enabled is True or (several and config.rollout.engine == EngineKind.sglang)
 
 

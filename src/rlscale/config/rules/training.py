@@ -232,7 +232,10 @@ def adapters_can_be_sent_alone(config: RunConfig) -> list[Problem]:
         fix += " and train.lora.shared_base=false"
     engine = EngineKind.external if uses_external_engines(config) else config.rollout.engine
     problems = []
-    if engine != EngineKind.embedded:
+    if engine == EngineKind.sglang and lora.shared_base:
+        rule, own = f"be false with rollout.engine={engine}", "remove it, or set rollout.engine=embedded"
+        problems.append(Problem(path="train.lora.shared_base", rule=rule, value="true", fix=own))
+    elif engine not in (EngineKind.embedded, EngineKind.sglang):
         rule = f"be merged with rollout.engine={engine}"
         problems.append(Problem(path=path, rule=rule, value=lora.sync, fix=f"{fix}, or rollout.engine=embedded"))
     if offloads_engines(config):

@@ -23,7 +23,7 @@ def build_body(
 
     Args:
         rids: its id; None: the engine chooses one.
-        adapter: whose newest version generates; None: that of the engine's only policy.
+        adapter: its name, or that of one of its versions on SGLang; None: that of the engine's only policy.
     """
     sampling = params.to_wire() if n == 1 else {**params.to_wire(), "n": n}
     body = {"input_ids": list(input_ids), "sampling_params": sampling, **_return_options(params)}
@@ -35,7 +35,12 @@ def build_body(
 
 
 def build_batch_body(
-    input_ids: Sequence[int], params: SamplingParams, rids: Sequence[str] | None, *, n: int
+    input_ids: Sequence[int],
+    params: SamplingParams,
+    rids: Sequence[str] | None,
+    *,
+    n: int,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
     """`n` requests as one batch, sample j with seed + j if there is a seed, and the id `rids[j]`."""
     seed = params.sampling_seed
@@ -43,15 +48,24 @@ def build_batch_body(
     body = {"input_ids": [list(input_ids)] * n, "sampling_params": each, **_return_options(params)}
     if params.images:
         body["image_data"] = [[image.data_url() for image in params.images]] * n
+    if adapter is not None:
+        body["lora_path"] = adapter
     return body if rids is None else {**body, "rid": list(rids)}
 
 
 def parse_generation(
-    answer: Mapping[str, Any], params: SamplingParams, *, prompt_len: int, endpoint: str, engine: str
+    answer: Mapping[str, Any],
+    params: SamplingParams,
+    *,
+    prompt_len: int,
+    endpoint: str,
+    engine: str,
+    version: WeightVersion | None = None,
 ) -> Generation:
     """The generation in one object of a response.
 
     Args:
+        version: of the adapter that the request names; None: the response states the version of each token.
         endpoint: name and URL of `/generate`, for errors.
         engine: name of the engine or router that answered.
     """
@@ -65,6 +79,8 @@ def parse_generation(
         num_read = meta.get("prompt_tokens") if params.images else None
         finish = str(meta["finish_reason"]["type"]) if meta["finish_reason"] else ""
         versions = _parse_versions(meta, len(output_ids), endpoint) if finish else []
+        if version is not None:
+            versions = [version] * len(versions)  # SGLang states that of the newest adapter for every request
         # The last token was never an input, so it has no routes.
         num_tokens = prompt_len + len(output_ids) - 1
         routes = _parse_routes(meta, params, num_tokens=num_tokens, endpoint=endpoint) if finish else None

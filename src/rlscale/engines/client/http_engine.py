@@ -20,6 +20,7 @@ from rlscale.engines.client.generate_messages import (
 from rlscale.engines.client.http_connection import HttpConnection
 from rlscale.engines.client.in_flight_limit import InFlightLimit
 from rlscale.engines.client.request_ids import RequestIds, routing_key
+from rlscale.engines.client.sglang_adapters import SglangAdapters, adapter_path
 from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
 from rlscale.images import collapse_placeholders
@@ -74,6 +75,7 @@ class HttpEngine:
         self._address, self._post, self._timeout_s = address, post, timeout_s
         self._router = router or address
         self._connection = HttpConnection(address, router=self._router, timeout_s=timeout_s)
+        self._adapters = SglangAdapters(address, self._connection) if address.names_versions else None
         self.max_in_flight = max_in_flight
         self._limit = None if max_in_flight is None else InFlightLimit(max_in_flight)
         self._vocab_size: int | None = None
@@ -94,6 +96,8 @@ class HttpEngine:
         info = dict(await self._connection.call("GET", "/server_info", may_repeat=True))
         info.update(await self._connection.call("GET", "/model_info", may_repeat=True))
         info["weight_version"] = self._parse_version(info)
+        if self._adapters is not None:
+            info["adapters"] = await self._adapters.loaded()
         if not isinstance(info.get("vocab_size"), int):
             info["vocab_size"] = self._read_vocab_size(info)
         return info
@@ -110,16 +114,18 @@ class HttpEngine:
         began_s = time.monotonic()
         async with self._limit_in_flight(n):
             queued_s = time.monotonic() - began_s
+            version = await self._adapter_version()
+            adapter = adapter_path(self._address, version)
             with self._ids.open(rid, n if splits else 1) as ids:
                 session = self._session_of(rid)
                 if splits and self._router is not self._address:
                     objects = await self._send_each(wire_ids, params, ids, n=n, session=session)
                 elif splits:
-                    objects = await self._send(build_batch_body(wire_ids, params, ids, n=n), n=n)
+                    objects = await self._send(build_batch_body(wire_ids, params, ids, n=n, adapter=adapter), n=n)
                 else:
-                    body = build_body(wire_ids, params, ids, n=n, adapter=self._address.adapter)
+                    body = build_body(wire_ids, params, ids, n=n, adapter=adapter)
                     objects = await self._send(body, n=n, session=session)
-        answers = [self._parse(o, input_ids, params) for o in objects]
+        answers = [self._parse(o, input_ids, params, version=version) for o in objects]
         return [replace(answer, queued_s=queued_s + answer.queued_s) for answer in answers]
 
     async def stream(
@@ -127,12 +133,13 @@ class HttpEngine:
     ) -> AsyncGenerator[Generation]:
         wire_ids = await self._check_request(input_ids, params)
         finished = False
+        version = await self._adapter_version()
         with self._ids.open(rid, 1) as ids:
-            body = {**build_body(wire_ids, params, ids, adapter=self._address.adapter), "stream": True}
+            body = {**build_body(wire_ids, params, ids, adapter=adapter_path(self._address, version)), "stream": True}
             calls = self._connection.stream("/generate", body, session=self._session_of(rid))
             async with aclosing(calls) as events:
                 async for event in events:
-                    answer = self._parse(event, input_ids, params)
+                    answer = self._parse(event, input_ids, params, version=version)
                     finished = bool(answer.finish_reason)
                     yield answer
         if not finished:
@@ -141,8 +148,9 @@ class HttpEngine:
             )
 
     async def abort(self, rid: str | None = None) -> None:
-        # Engines that several jobs share also run the requests of the others.
-        own = {} if self._address.adapter is None else {"lora_name": self._address.adapter}
+        # Engines that several jobs share also run the requests of the others; SGLang's engines have one job.
+        is_shared = self._address.adapter is not None and self._adapters is None
+        own = {"lora_name": self._address.adapter} if is_shared else {}
         bodies = [{"abort_all": True, **own}] if rid is None else [{"rid": each} for each in self._ids.of(rid)]
         await asyncio.gather(*[self._connection.call("POST", "/abort_request", body) for body in bodies])
 
@@ -227,6 +235,9 @@ class HttpEngine:
         )
 
     async def load_adapter(self, update: AdapterUpdate) -> None:
+        if self._adapters is not None:
+            await self._adapters.load(update)
+            return
         body = {
             "lora_name": update.name,
             "config_dict": dict(update.config),
@@ -240,7 +251,14 @@ class HttpEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Removes all versions of an adapter. Raises EngineError with status 400 if the engine has none."""
+        if self._adapters is not None:
+            await self._adapters.unload(name)
+            return
         await self._connection.call("POST", "/unload_lora_adapter", {"lora_name": name})
+
+    async def prune_adapter(self, name: str, *, num_kept: int) -> None:
+        if self._adapters is not None:
+            await self._adapters.prune(name, num_kept=num_kept)
 
     async def checksums(self) -> list[RankChecksums]:
         answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum"})
@@ -337,10 +355,22 @@ class HttpEngine:
         self._draws_by_seed = bool(info.get("enable_deterministic_inference", False))
         self._vocab_size = int(info["vocab_size"])
 
-    def _parse(self, answer: Mapping[str, Any], input_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def _adapter_version(self) -> WeightVersion | None:
+        """The version that a request must name; None: the server chooses the newest itself."""
+        return None if self._adapters is None else await self._adapters.newest()
+
+    def _parse(
+        self,
+        answer: Mapping[str, Any],
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        version: WeightVersion | None = None,
+    ) -> Generation:
         return parse_generation(
             answer,
             params,
+            version=version,
             prompt_len=len(input_ids),
             endpoint=self._connection.endpoint("/generate"),
             engine=self._router.name,
@@ -348,7 +378,7 @@ class HttpEngine:
 
     def _parse_version(self, model_info: Mapping[str, Any]) -> WeightVersion:
         version = model_info.get("weight_version", INITIAL_VERSION_NAME)
-        if self._address.adapter is not None:
+        if self._address.adapter is not None and self._adapters is None:
             # The newest of this job; the engine's own version is that of the base.
             version = (model_info.get("adapters", {}).get(self._address.adapter) or [INITIAL_VERSION_NAME])[-1]
         return parse_version(version, self._connection.endpoint("/model_info"))

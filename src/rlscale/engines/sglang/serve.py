@@ -3,10 +3,12 @@
 Unlike SGLang's command line it accepts every argument, including false and nested ones.
 """
 
+import functools
 import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -47,6 +49,37 @@ def redact_in_logs(secret: str) -> None:
     logging.setLogRecordFactory(make_redacted)
 
 
+def ignore_pinning() -> None:
+    """Ignores requests for page-locked memory in this process.
+
+    SGLang's LoRA layers and its PyTorch backend of them request it on every device, and torch refuses it on a machine
+    without an accelerator. It changes no value.
+    """
+    # Only installed in the interpreter that has SGLang.
+    import torch
+    import torch.utils._device
+
+    # Caches the constructors that `with torch.device(...)` applies to, by their identity.
+    torch.utils._device._device_constructors()
+    for name in ("tensor", "zeros"):
+        setattr(torch, name, _without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = _stay_pageable  # type: ignore[method-assign,assignment]
+
+
+def _stay_pageable(tensor: Any, device: Any = None) -> Any:
+    return tensor
+
+
+def _without_pinning(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_pageable(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return make_pageable
+
+
 # SGLang's children import this file again under another name.
+if os.environ.get("RLSCALE_IGNORE_PINNING"):  # on a CPU, with adapters
+    ignore_pinning()
 if __name__ == "__main__":
     main()

@@ -64,7 +64,8 @@ def test_keys_of_a_library_and_below_a_mapping() -> None:
 
 def test_refused_arguments_of_a_library_have_the_reason() -> None:
     assert "Only null is allowed: the loss is not scaled" in explained("megatron.loss_scale").description
-    assert "Not supported yet: LoRA adapters in SGLang" in explained("sglang.enable_lora").not_built
+    assert "Not supported yet: media encoders on separate servers" in explained("sglang.encoder_only").not_built
+    assert "train.lora.sync=adapter loads the adapters" in explained("sglang.enable_lora").description
     below = explained("data.apply_chat_template_kwargs.enable_thinking", "data.apply_chat_template_kwargs={a: 1}")
     assert below.value is None and below.type == "a mapping"
 

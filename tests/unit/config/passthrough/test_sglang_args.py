@@ -17,8 +17,10 @@ SGLANG = "rollout=sglang"
 
 
 def test_arguments_of_the_server_are_keys_of_the_group() -> None:
-    config = load_config([SGLANG, "sglang.page_size=16", "sglang.enable_lora=false", "sglang.mem_fraction_static=0.5"])
-    assert config.sglang.server_args == {"page_size": 16, "enable_lora": False}
+    config = load_config(
+        [SGLANG, "sglang.page_size=16", "sglang.enable_mixed_chunk=false", "sglang.mem_fraction_static=0.5"]
+    )
+    assert config.sglang.server_args == {"page_size": 16, "enable_mixed_chunk": False}
     assert config.sglang.mem_fraction_static == 0.5
     assert to_dict(config)["sglang"]["page_size"] == 16
 
@@ -71,7 +73,7 @@ def test_keys_of_a_file_are_passed_through_and_reported_with_its_line(tmp_path: 
     [
         ("sglang.page_size=large", "sglang.page_size must be an integer or null, got large"),
         ("sglang.page_size=true", "sglang.page_size must be an integer or null, got true"),
-        ("sglang.enable_lora=1", "sglang.enable_lora must be true or false or null, got 1"),
+        ("sglang.enable_lora_overlap_loading=1", "overlap_loading must be true or false or null, got 1"),
         ("sglang.schedule_conservativeness=x", "sglang.schedule_conservativeness must be a number, got x"),
         ("sglang.cuda_graph_bs_decode=[1,a]", "must be a list (each entry an integer) or null, got"),
         ("sglang.deepep_mode=fast", "sglang.deepep_mode must be one of auto|normal|low_latency, got fast"),

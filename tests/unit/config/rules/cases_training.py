@@ -9,6 +9,8 @@ SHARED: Values = {
     "rollout.engine": "embedded",
 }
 
+SGLANG_ADAPTERS: Values = {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"}
+
 CASES: list[tuple[str, Values, str, Values]] = [
     (
         "reference_has_a_source",
@@ -243,10 +245,10 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "adapters_can_be_sent_alone",
-        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"},
-        "train.lora.sync must be merged with rollout.engine=sglang, got adapter; set train.lora.sync=merged, or "
+        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "scripted"},
+        "train.lora.sync must be merged with rollout.engine=scripted, got adapter; set train.lora.sync=merged, or "
         "rollout.engine=embedded",
-        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "embedded"},
+        {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"},
     ),
     (
         "adapters_can_be_sent_alone",
@@ -258,9 +260,34 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "adapters_can_be_sent_alone",
         {**SHARED, "rollout.engine": "sglang"},
-        "train.lora.sync must be merged with rollout.engine=sglang, got adapter; set train.lora.sync=merged and "
-        "train.lora.shared_base=false, or rollout.engine=embedded",
+        "train.lora.shared_base must be false with rollout.engine=sglang, got true; remove it, or set "
+        "rollout.engine=embedded",
         SHARED,
+    ),
+    (
+        "sglang_loads_adapters_in_whole_engines",
+        {**SGLANG_ADAPTERS, "router.enabled": True},
+        "router.enabled must be false with train.lora.sync=adapter and rollout.engine=sglang, got true; remove it",
+        SGLANG_ADAPTERS,
+    ),
+    (
+        "sglang_loads_adapters_in_whole_engines",
+        {**SGLANG_ADAPTERS, "sglang.server_args": {"speculative_algorithm": "NGRAM"}},
+        "sglang.speculative_algorithm must be null with train.lora.sync=adapter and rollout.engine=sglang, got NGRAM",
+        {**SGLANG_ADAPTERS, "train.lora.rank": 0, "sglang.server_args": {"speculative_algorithm": "NGRAM"}},
+    ),
+    (
+        "sglang_knows_the_adapted_layers",
+        {**SGLANG_ADAPTERS, "model.build": "tiny_deepseek_v3"},
+        "train.lora.sync must be merged with rollout.engine=sglang and a model with latent attention, got adapter",
+        SGLANG_ADAPTERS,
+    ),
+    (
+        "sglang_gets_whole_stacked_layers",
+        {**SGLANG_ADAPTERS, "train.lora.target_modules": ["k_proj"]},
+        "train.lora.target_modules must contain q_proj and v_proj next to k_proj with train.lora.sync=adapter and "
+        'rollout.engine=sglang, got ["k_proj"]; set it to [k_proj,q_proj,v_proj], or train.lora.sync=merged',
+        {**SGLANG_ADAPTERS, "train.lora.target_modules": ["self_attn.q_proj", "v_proj", "gate_proj"]},
     ),
     (
         "base_can_be_shared",
