@@ -18,7 +18,7 @@ from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.config import BatchConfig, ModelBuild, RunConfig
 from rlscale.config.keys import Key, keys
 from rlscale.config.rules import MODULES, RULES, Rule
-from rlscale.config.server_groups import ServerRole
+from rlscale.config.server_groups import SIZE, ServerRole
 
 _INTRODUCTION = """# Rules between keys
 
@@ -110,6 +110,8 @@ def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
     if "sglang.server_groups" in read:
         for arguments in ({}, {"grpc_mode": True}, {"dp_size": 2, "enable_dp_attention": True}):
             yield {"sglang.server_groups": {role: {"num_gpus": 1, "server_args": arguments} for role in ServerRole}}
+        sizes = zip(ServerRole, (2, 4), strict=True)
+        yield {"sglang.server_groups": {role: {"num_gpus": 4, SIZE: size, "server_args": {}} for role, size in sizes}}
     if "rollout.sampling_params" in read:
         yield {"rollout.sampling_params": {"logit_bias": {"3": 1.0}, "repetition_penalty": 1.1, "regex": "a"}}
     if "reward.functions" in read:

@@ -25,11 +25,12 @@ def for_each_group(check: Check) -> Check:
         groups = server_groups(config)
         if not groups:
             return check(config)
+        file = config.sglang.config
         found = [(group, problem) for group in groups for problem in check(view_group(config, group))]
         texts = [str(problem) for _, problem in found]
         has_sizes = len({group.num_gpus_per_engine for group in groups}) > 1
         own = [
-            _name_group(problem, group, config.sglang.config, has_sizes=has_sizes)
+            _name_group(problem, group, file, has_sizes=has_sizes)
             for group, problem in found
             if texts.count(str(problem)) == 1
         ]
