@@ -256,7 +256,7 @@ def _command_facts(args: argparse.Namespace) -> dict[str, Any]:
 def _omit_records(device_kind: str) -> None:
     """Omits torch's records of the last 2,000 collectives, unless TORCH_FR_BUFFER_SIZE asks for them.
 
-    NCCL's watchdog writes them; gloo has none. They take 2 MB, between other memory, which so grew.
+    NCCL's watchdog writes them when one does not end; gloo has none. They take 2 MB.
     """
     if device_kind == "cpu":
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")

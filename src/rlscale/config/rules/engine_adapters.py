@@ -29,7 +29,11 @@ _STACKED = (
 
 @rule
 def sglang_loads_adapters_in_whole_engines(config: RunConfig) -> list[Problem]:
-    """A request names a version of the engine that it is sent to, and SGLang loads none into copies of the model."""
+    """A request names a version that its engine has loaded, which no router knows.
+
+    SGLang loads adapters into one copy of the model: not into pipeline stages, the copies of data-parallel attention or
+    a draft model.
+    """
     if not _sends_to_sglang(config):
         return []
     wrong = []
