@@ -85,6 +85,7 @@ BY_TESTS: dict[str, str] = {
     r"-m hydra/sweeper=optuna .*": "tests/integration/test_sweeps.py",
     r"rollout=sglang( sglang\.page_size=.*)?": "tests/integration/test_sglang.py",
     r"rollout=sglang cluster\.rollout_num_gpus=.*": "tests/integration/test_sglang.py",
+    r"rollout=sglang train\.lora\.rank=8 .* train\.lora\.sync=adapter .*": "tests/integration/test_lora.py",
     r"cluster\.rollout_num_gpus=2 router\.use_middleware_router=true .*": "tests/integration/test_middleware_router.py",
     r"rollout=external .*": "tests/integration/test_external.py",
     r"\+experiment=quickstart_vision": "tests/integration/test_vision.py",
