@@ -109,6 +109,7 @@ def test_any_split_into_microbatches_gives_the_same_result(
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 @settings(max_examples=40, deadline=None)
 @given(rollout=rollouts(), garbage=st.sampled_from(GARBAGE))
+@pytest.mark.slow
 def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float) -> None:
     parts = [list(range(len(rollout.lengths)))]
     clean, clean_gradient, clean_sums = loss_and_gradient(rollout, name, parts=parts)
@@ -123,6 +124,7 @@ def test_masked_tokens_never_matter(name: str, rollout: Rollout, garbage: float)
 @pytest.mark.parametrize("name", ["clip", "gspo"])
 @settings(max_examples=25, deadline=None)
 @given(rollout=rollouts())
+@pytest.mark.slow
 def test_gradient_equals_finite_differences(name: str, rollout: Rollout) -> None:
     # The ratios avoid the kinks of max and clip. CISPO's weight is detached by definition, so it is excluded.
     rollout.lp = rollout.old + 0.1 * torch.tanh(rollout.lp - rollout.old)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +51,7 @@ def test_rank_r_gets_chunks_r_and_last_minus_r() -> None:
 
 
 @given(lengths=LENGTHS, size=st.integers(2, 4), shared=st.booleans(), data=st.data())
+@pytest.mark.slow
 def test_every_row_and_every_trainable_token_is_on_one_rank(
     lengths: list[tuple[int, int]], size: int, shared: bool, data: st.DataObject
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,6 +109,7 @@ answers = st.lists(st.text("abc\x06 ", max_size=12), min_size=8, max_size=8)
     max_turns=st.integers(1, 6),
     checkpoints=st.booleans(),
 )
+@pytest.mark.slow
 def test_a_continued_trajectory_equals_an_uninterrupted_one(
     answers: list[str], cuts: list[int], stops_in_call: int, limit: int, max_turns: int, checkpoints: bool
 ) -> None:

@@ -78,6 +78,7 @@ class Log:
     turns=st.lists(st.tuples(additions, answers, st.booleans()), min_size=1, max_size=6),
     echo=st.sampled_from(["same", "bare", "extra"]),
 )
+@pytest.mark.slow
 def test_an_append_only_history_is_one_path(
     name: str, turns: list[tuple[list[dict[str, str]], list[int], bool]], echo: str
 ) -> None:

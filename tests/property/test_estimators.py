@@ -170,6 +170,7 @@ def value_loss_of(
 @pytest.mark.parametrize("clip", [None, 0.2])
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), garbage=st.sampled_from(GARBAGE), data=st.data())
+@pytest.mark.slow
 def test_neither_splits_nor_masked_tokens_change_the_value_loss(
     clip: float | None, inputs: AdvantageInputs, garbage: float, data: st.DataObject
 ) -> None:

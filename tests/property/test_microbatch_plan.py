@@ -3,6 +3,7 @@
 from itertools import chain
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ def batch_of(lengths: list[int], trajectories: list[int], seed: int) -> TrainBat
     seed=st.integers(0, 2**31),
     per_token=st.integers(1, 10_000),
 )
+@pytest.mark.slow
 def test_schedule(
     lengths: list[int],
     num_ranks: int,

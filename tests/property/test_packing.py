@@ -71,6 +71,7 @@ def loss_and_gradient(trainer: FsdpBackend, batch_seed: int, cut: list[list[int]
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_cuts_keep_loss_and_gradient(trainer: FsdpBackend, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(8)))
     bounds = sorted(data.draw(st.lists(st.integers(0, 8), max_size=5)))  # equal bounds make empty micro-batches

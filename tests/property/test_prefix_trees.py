@@ -35,6 +35,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 9), data=st.data())
+@pytest.mark.slow
 def test_a_tree_keeps_every_token_of_every_sample(seed: int, size: int, data: st.DataObject) -> None:
     batch = with_branches(seed, group_size=size)
     chosen = data.draw(st.lists(st.integers(0, batch.num_samples - 1), min_size=1, unique=True))

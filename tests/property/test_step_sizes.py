@@ -1,6 +1,7 @@
 """Planning of trees: sizes are those of the packed rows, and no limit is exceeded."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +53,7 @@ def test_tokens_and_work_of_any_samples(seed: int, data: st.DataObject) -> None:
     balance=st.booleans(),
     scoring_limit=st.none() | st.integers(1, 400),
 )
+@pytest.mark.slow
 def test_every_sample_is_planned_once_within_the_limit(
     seed: int, limit: int, num_ranks: int, balance: bool, scoring_limit: int | None
 ) -> None:

@@ -155,6 +155,7 @@ async def test_a_used_up_budget_is_graded_whatever_the_agent_does_then(
 
 
 @pytest.mark.parametrize(("num_failing", "cause"), [(1, None), (2, FailureCause.model_server)])
+@pytest.mark.slow
 async def test_a_failure_of_the_engines_is_no_reward(
     gateway: FakeGateway,
     runner: Run,

@@ -72,6 +72,7 @@ def test_ratios_are_relative_to_the_faster_variant_of_trl() -> None:
 
 
 @pytest.mark.parametrize(("end_rate", "least", "most"), [(0, 0.0, 1e-6), (0.25, 0.05, 0.5), (0.9, 0.4, 1.0)])
+@pytest.mark.slow
 def test_a_prepared_model_ends_its_answers_at_the_configured_rate(
     tmp_path: Path, end_rate: float, least: float, most: float
 ) -> None:

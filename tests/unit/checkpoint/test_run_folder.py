@@ -50,6 +50,7 @@ def test_a_run_that_ends_while_its_folder_is_opened_is_finished(
         assert folder.path.name == "run-2" and not folder.resumed
 
 
+@pytest.mark.slow
 def test_a_changed_config_is_an_error_unless_resume_changed(tmp_path: Path) -> None:
     RunFolder.open(tmp_path / "run", config_yaml=config()).close()
     changed = config("optim.lr=1e-5", "batch.rollout_batch_size=24")
@@ -106,6 +107,7 @@ def test_checkpoints_are_saved_where_checkpoint_load_looks_for_them(
     assert CheckpointStore.resolve("~/saved").rollout_id == 3
 
 
+@pytest.mark.slow
 def test_a_new_run_does_not_use_the_checkpoints_of_another_one(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     store = CheckpointStore(saved, keep_last=2)
@@ -141,6 +143,7 @@ def test_a_new_run_does_not_save_next_to_newer_checkpoints(tmp_path: Path) -> No
         assert folder.checkpoint_folder(given) == saved
 
 
+@pytest.mark.slow
 def test_two_runs_at_a_time_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
     """Jobs of a sweep with one checkpoint.save: each would delete what the other one is saving."""
     text = config()

@@ -21,6 +21,7 @@ def test_a_script_is_written_with_its_report_and_plan(tmp_path: Path, capsys: py
     assert "GPU" in shown and "rollout" in shown  # the plan
 
 
+@pytest.mark.slow
 def test_losses_have_their_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--output", str(tmp_path), "--", *COMPLETE, "--allgather-cp"]
     assert main(words) == 1
@@ -60,6 +61,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([__file__], "input must start a run of slime, verl or TRL"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_input(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_larger_hardware_fits_more(capsys: pytest.CaptureFixture[str]) -> None:
         ["model=qwen3_32b", "algo=ppo", "cluster=one_node_colocate", "critic.lr=1e-5"],
     ],
 )
+@pytest.mark.slow
 def test_suggestions_make_the_run_fit(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, *GRPO, *overrides)
     assert found["fits"] is False

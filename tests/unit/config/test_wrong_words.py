@@ -44,6 +44,7 @@ def typed(word: str) -> tuple[str, ...]:
     return (word, "1") if word.startswith("--") else (f"{word}=1",)
 
 
+@pytest.mark.slow
 def test_words_of_other_projects_are_answered_with_the_right_key() -> None:
     rows = words()
     assert len(rows) >= 300 and len({row["word"] for row in rows}) == len(rows)
@@ -57,6 +58,7 @@ def test_words_of_other_projects_are_answered_with_the_right_key() -> None:
     assert len(wrong) <= (1 - RIGHT_SHARE) * len(rows), wrong
 
 
+@pytest.mark.slow
 def test_the_suggested_override_is_accepted() -> None:
     refused: dict[str, list[str]] = {}
     for row in words():

@@ -23,6 +23,7 @@ def test_aliases_that_stand_for_too_much_are_rejected(text: str) -> None:
         load_yaml(text)
 
 
+@pytest.mark.slow
 def test_aliases_of_ordinary_files_are_loaded() -> None:
     text = "defaults: &defaults {n: 8}\nsets: [{<<: *defaults, name: a}, {<<: *defaults, name: b, n: 1}]"
     assert load_yaml(text)["sets"] == [{"n": 8, "name": "a"}, {"n": 1, "name": "b"}]
@@ -50,6 +51,7 @@ def test_a_file_of_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "rule"), [("algo: [", "be valid YAML"), (LISTS, "expand to fewer values")])
+@pytest.mark.slow
 def test_a_sweep_over_an_unreadable_file_is_an_error(text: str, rule: str, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")

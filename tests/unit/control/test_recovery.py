@@ -363,6 +363,7 @@ async def test_restarts_are_limited_and_the_last_failure_is_raised() -> None:
 
 
 @pytest.mark.parametrize(("first_wait_s", "restarted"), [(0.0, True), (1e9, False)])
+@pytest.mark.slow
 async def test_an_engine_that_hangs_is_restarted_after_its_first_wait(first_wait_s: float, restarted: bool) -> None:
     cluster = FakeCluster(1)
     recovery, _ = build(cluster, interval_s=0.01, first_wait_s=first_wait_s)

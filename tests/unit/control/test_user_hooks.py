@@ -143,6 +143,7 @@ async def set_a_huge_reward_directly(trajectory: Trajectory, session: ThreadSess
         set_a_huge_reward_directly,
     ],
 )
+@pytest.mark.slow
 async def test_a_call_that_fails_is_a_failure_of_its_trajectory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_slice_selects_rows_and_keeps_their_index(write_jsonl: Write, tokenize
     assert [(p.index, p.text) for p in prompts] == [(3, "3"), (4, "4"), (5, "5")]
 
 
+@pytest.mark.slow
 def test_parquet_equals_jsonl(tmp_path: Path, write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     rows = [{"input": f"{i}+1=", "label": str(i + 1), "metadata": {"i": i}} for i in range(5)]
     file = tmp_path / "rows.parquet"

@@ -146,6 +146,7 @@ def test_a_prompt_of_a_custom_source_leaves_a_token_of_the_context(
     assert len(build_prompt_source(sft, tokenizer).take(2)) == 2
 
 
+@pytest.mark.slow
 def test_without_a_custom_source_prompts_are_read_from_the_file(tokenizer: PreTrainedTokenizerBase) -> None:
     assert isinstance(build_prompt_source(load_config([]), tokenizer), FilePromptSource)
     assert check_hooks(load_config([])) == []

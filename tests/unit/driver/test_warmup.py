@@ -22,6 +22,7 @@ def test_model_and_seed_are_those_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("hashed_bytes", [warmup_module.HASHED_BYTES, 0])
+@pytest.mark.slow
 def test_changed_demonstrations_are_another_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashed_bytes: int
 ) -> None:

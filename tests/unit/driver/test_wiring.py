@@ -126,6 +126,7 @@ def test_generate_functions_are_opened_once_for_each_path_in_the_place_of_their_
     assert Generators(prepared(tmp_path), agent=found).find() is found
 
 
+@pytest.mark.slow
 async def test_filters_and_hooks_have_their_limit(tmp_path: Path, pool: EnginePool) -> None:
     path = "user_code_of_wiring:hang"
     run = prepared(tmp_path, f"sampling.dynamic_filter_path={path}", f"sampling.sample_filter_path={path}")

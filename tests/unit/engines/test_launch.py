@@ -169,6 +169,7 @@ def test_only_sglang_limits_samples_in_flight() -> None:
     assert build_client(load_config([]), address).max_in_flight is None
 
 
+@pytest.mark.slow
 async def test_a_call_of_an_engine_has_the_limit_of_the_key() -> None:
     with FakeServer(vocab_size=100, max_context_len=256) as fake:
         fake.faults.hangs = True

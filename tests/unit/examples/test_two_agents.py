@@ -36,6 +36,7 @@ def answers(said: str, understood: str) -> Callable[[list[dict[str, Any]]], str]
 @pytest.mark.parametrize(
     ("said", "letters"), [("ehc", "ehc"), ("ehcd", "ehc"), ("472 is E-H-C", "ise"), ("472", ""), ("", "")]
 )
+@pytest.mark.slow
 async def test_only_three_letters_reach_the_listener(gateway: FakeGateway, said: str, letters: str) -> None:
     gateway.answer = answers(said, "472")
     messages = [{"role": "user", "content": SPEAKER}]

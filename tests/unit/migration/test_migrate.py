@@ -85,6 +85,7 @@ def test_a_script_of_slime() -> None:
     assert kinds(found, Kind.variable) >= {"NUM_GPUS", "MASTER_ADDR"}
 
 
+@pytest.mark.slow
 def test_async_launchers_have_a_staleness() -> None:
     found = translate("slime/624b824/examples/fully_async/run-qwen2.5-0.5B-fully_async.sh")
     assert values(found).items() >= {"rollout.max_staleness": 1, "rollout.update_mode": "in_flight"}.items()
@@ -176,6 +177,7 @@ SLIME = ["--hf-checkpoint", "Qwen/Qwen3-4B", "--n-samples-per-prompt", "8"]
         ),
     ],
 )
+@pytest.mark.slow
 def test_groups_of_one_sample_of_verl(words: list[str], expected: dict[str, Any]) -> None:
     found = rlscale.migrate([*VERL, *words])
     assert values(found).items() >= expected.items()

@@ -143,6 +143,7 @@ def check_values(found: Migration, expected: dict[str, Any]) -> None:
     assert {path: plain(own.get(path, "not set")) for path in expected} == expected
 
 
+@pytest.mark.slow
 def test_a_yaml_file(tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(YAML)
     found = rlscale.migrate(tmp_path / "grpo.yaml", set={"NUM_PROCESSES": "4"})

@@ -103,6 +103,7 @@ def test_fields_of_a_build_equal_those_of_its_config(build: ModelBuild, tmp_path
     assert {name: found[name] for name in figures} == figures
 
 
+@pytest.mark.slow
 def test_every_field_of_experts_and_latent_attention_is_compared(copy: Path) -> None:
     """Under the names that DeepSeek's config.json has."""
     published = {
@@ -186,6 +187,7 @@ def test_a_folder_without_weights(copy: Path) -> None:
         ('{"architectures": ["WonderForCausalLM"]}', "got WonderForCausalLM in"),
     ],
 )
+@pytest.mark.slow
 def test_a_folder_with_an_unusable_config(text: str, message: str, copy: Path) -> None:
     (copy / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -4,6 +4,7 @@ import csv
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from rlscale.config.hydra.sweep import Direction, JobRecord, SweepResult
@@ -27,6 +28,7 @@ def make_result(folder: Path, *, direction: Direction = Direction.maximize) -> S
     return SweepResult(folder=folder, jobs=tuple(jobs), direction=direction)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_column_for_each_swept_key_and_a_row_for_each_job(tmp_path: Path) -> None:
     result = make_result(tmp_path / "new")
     table, plot = write_sweep(result)

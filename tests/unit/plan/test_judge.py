@@ -75,6 +75,7 @@ def test_a_reward_model_has_no_output_layer(tmp_path: Path) -> None:
     assert judge.judge.weights - model.judge.weights == 2 * 1000 * 64
 
 
+@pytest.mark.slow
 def test_a_judge_that_does_not_fit_gets_more_gpus() -> None:
     given = config("reward.engine.hf_checkpoint=Qwen/Qwen3-32B", "reward.engine.num_gpus=3")
     small = replace(H100, memory_bytes=48 * 2**30)

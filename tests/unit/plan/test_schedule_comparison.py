@@ -24,6 +24,7 @@ def loop(group_size: int, *, max_versions: int | None) -> SimulatedLoop:
 
 
 @pytest.mark.parametrize("group_size", [1, 8])
+@pytest.mark.slow
 def test_partial_rollouts_are_four_times_the_plain_loop_with_two_requests_per_slot(group_size: int) -> None:
     made, prompts = loop(group_size, max_versions=5), draw(1000, group_size)
     assert made.requests_per_slot == 2
@@ -38,6 +39,7 @@ def test_groups_whose_requests_end_apart_need_more_of_them_in_flight() -> None:
     assert grouped.over_sampling_batch_size > 2 * 16 and grouped.time.busy_share > 0.95
 
 
+@pytest.mark.slow
 def test_no_more_versions_than_the_longest_response_needs() -> None:
     short = find_partial_settings(loop(1, max_versions=5), [[10], [12]])
     assert (short.over_sampling_batch_size, short.max_weight_versions) == (256, 5)

@@ -49,6 +49,7 @@ def test_planned_weights_are_all_of_the_model(option: str) -> None:
 
 
 @pytest.mark.parametrize("experiment", ["qwen3_30b_a3b_gspo", "glm4_9b_dapo", "deepseek_r1"])
+@pytest.mark.slow
 def test_the_uncut_layouts_of_the_recipes_are_consistent(experiment: str) -> None:
     config = load_config_with_notes([f"experiment={experiment}"], to_run=False).config
     report = check_layout(config, policy_architecture(config.model))

@@ -113,6 +113,7 @@ def test_gpqa() -> None:
     assert not differing(cases, lambda a, b: reward_of("gpqa", a, b))
 
 
+@pytest.mark.slow
 def test_ifbench() -> None:
     (head, *table) = rows("ifbench")
     names = dict(zip(head["names"], zip(head["instructions"], head["kwargs"], strict=True), strict=True))

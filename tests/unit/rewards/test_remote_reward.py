@@ -143,6 +143,7 @@ FAILING = [
 
 
 @pytest.mark.parametrize(("handler", "batch_size", "message"), FAILING)
+@pytest.mark.slow
 def test_every_error_is_a_failure_of_its_samples_without_secrets(
     handler: Handler, batch_size: int, message: str, make_sample: MakeSample, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,6 +21,7 @@ def test_every_recipe_has_a_row_with_a_verdict_for_each_gpu() -> None:
 
 
 @pytest.mark.parametrize(("model", "expected"), [("qwen3_4b", "fits"), ("qwen3_32b", "does not fit: GPU of a trainer")])
+@pytest.mark.slow
 def test_a_verdict_gives_the_reason_and_a_change(model: str, expected: str) -> None:
     overrides = ["experiment=qwen3_4b_grpo", f"model={model}", "cluster.device=cuda"]
     loaded = load_config_with_notes(overrides, to_run=False)

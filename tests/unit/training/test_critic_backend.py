@@ -117,6 +117,7 @@ def test_a_failure_names_the_critics_rank(model_path: str) -> None:
 @pytest.mark.parametrize(
     ("algo", "passes"), [({"use_kl_loss": True}, set()), ({"kl_coef": 0.2}, {"old_logprobs", "ref_logprobs"})]
 )
+@pytest.mark.slow
 def test_only_passes_that_the_returns_need_run_while_only_the_critic_trains(
     model_path: str, algo: dict[str, Any], passes: set[str]
 ) -> None:

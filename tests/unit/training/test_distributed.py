@@ -60,6 +60,7 @@ def test_the_cpu_is_a_device_and_auto_finds_it() -> None:
         assert select_device("auto", local_rank=0) == torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_the_gradient_of_an_indexing_is_deterministic_with_two_threads() -> None:
     """Sums in the order of the threads would make a resumed run differ."""
     before = torch.get_num_threads()

@@ -82,6 +82,7 @@ def test_two_passes_equal_the_same_steps_of_one_pass(model_path: str, algo: dict
 
 
 @world
+@pytest.mark.slow
 def test_a_run_with_passes_resumes_exactly(model_path: str, tmp_path: Path) -> None:
     algo = {"ppo_epochs": 2}
     first, second = backend(model_path, algo=algo), backend(model_path, algo=algo)

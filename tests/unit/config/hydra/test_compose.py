@@ -89,6 +89,7 @@ SETS_HYDRA = {
 
 
 @pytest.mark.parametrize("name", SETS_HYDRA)
+@pytest.mark.slow
 def test_a_file_that_sets_something_of_hydra_is_composed_with_its_configs(name: str, tmp_path: Path) -> None:
     file = tmp_path / "experiment" / "mine.yaml"
     file.parent.mkdir()

@@ -57,6 +57,7 @@ def without_overrides(config: RunConfig) -> RunConfig:
     return replace(config, run=run)
 
 
+@pytest.mark.slow
 def test_one_typed_group(app: Path) -> None:
     config = composed(app, ["rlscale/algo: dapo"], "rlscale.algo.eps_clip=0.1")
     assert OmegaConf.get_type(config.rlscale.algo) is AlgoConfig
@@ -74,6 +75,7 @@ def test_one_typed_group(app: Path) -> None:
         *(pytest.param(name, marks=pytest.mark.slow) for name in RUNNABLE if name not in QUICK),
     ],
 )
+@pytest.mark.slow
 def test_an_experiment_is_that_of_the_command(app: Path, experiment: str) -> None:
     config = composed(app, ["rlscale: run", f"rlscale/experiment: {experiment}"])
     assert OmegaConf.get_type(config.rlscale) is RunConfig
@@ -81,6 +83,7 @@ def test_an_experiment_is_that_of_the_command(app: Path, experiment: str) -> Non
     assert without_overrides(found) == without_overrides(rlscale.load_config([f"experiment={experiment}"]))
 
 
+@pytest.mark.slow
 def test_overlay_option_and_value(app: Path) -> None:
     defaults = ["rlscale: run", "rlscale/experiment: qwen3_4b_grpo", "rlscale/on: cpu", "override rlscale/algo: gspo"]
     values = "steps: 7\nrlscale:\n  data:\n    num_rollout: ${steps}\n"
@@ -99,12 +102,14 @@ def test_every_option_composes(app: Path) -> None:
         assert set(config.rlscale) == set(chosen)
 
 
+@pytest.mark.slow
 def test_arguments_of_a_library(app: Path) -> None:
     defaults = ["rlscale: run", "rlscale/experiment: qwen3_30b_a3b_gspo"]
     config = composed(app, defaults, "+rlscale.sglang.server_args.page_size=16")
     assert rlscale.config_from_hydra(config.rlscale).sglang.server_args["page_size"] == 16
 
 
+@pytest.mark.slow
 def test_all_problems_are_raised_together(app: Path) -> None:
     defaults = ["rlscale: run", "rlscale/experiment: quickstart"]
     config = composed(app, defaults, "rlscale.optim.lr=-1", "rlscale.batch.global_batch_size=50")
@@ -115,6 +120,7 @@ def test_all_problems_are_raised_together(app: Path) -> None:
     assert all("composed config" in text for text in texts)
 
 
+@pytest.mark.slow
 def test_a_missing_value_and_an_unresolved_one(app: Path) -> None:
     with pytest.raises(ConfigError, match=r"batch\.rollout_batch_size must be set"):
         rlscale.config_from_hydra(composed(app, ["rlscale: run"]).rlscale)
@@ -123,6 +129,7 @@ def test_a_missing_value_and_an_unresolved_one(app: Path) -> None:
         rlscale.config_from_hydra(config.rlscale)
 
 
+@pytest.mark.slow
 def test_conf_is_on_the_search_path_behind_the_application(app: Path) -> None:
     (app / "algo").mkdir()
     (app / "algo" / "grpo.yaml").write_text("mine: 1\n", encoding="utf-8")

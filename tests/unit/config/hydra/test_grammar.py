@@ -25,6 +25,7 @@ def proposed(fix: str) -> object:
 @example("${")
 @example('$"{')
 @example("'${")
+@pytest.mark.slow
 def test_the_proposed_quotes_keep_the_text(value: str) -> None:
     if is_parsable(f"run.name={value}"):
         return

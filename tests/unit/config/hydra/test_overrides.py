@@ -168,6 +168,7 @@ def test_all_errors_are_reported_together() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_errors_in_overrides_of_hydra_are_reported_with_the_others() -> None:
     found = config_errors(
         "hydra.foo=3", "hydra.run.dr=4", "algo.eps_clp=3", "optim.lr=-1", "batch.global_batch_size=50"
@@ -240,6 +241,7 @@ def test_several_values_need_a_sweep() -> None:
     assert [problem.value for problem in wrong] == ["gspoo", "x"]
 
 
+@pytest.mark.slow
 def test_null_selects_no_option() -> None:
     assert load_config(["logging=null"]) != load_config(["logging=plain"])
     assert load_config(["algo=null"]).algo == load_config().algo
@@ -305,6 +307,7 @@ NAMES = [*keys(), *GROUPS, "run", "foo", "a.b", "", "hydra.job.name", "algo.", "
         (("~algo",), "~algo selects no option, so its keys have their defaults; algo=null says the same"),
     ],
 )
+@pytest.mark.slow
 def test_what_has_no_effect_is_a_warning(overrides: tuple[str, ...], warning: str) -> None:
     assert warning in load_config_with_notes(overrides, to_run=False).warnings
 

@@ -57,6 +57,7 @@ def test_every_experiment_is_restored(experiment: str, tmp_path: Path) -> None:
 OVERRIDES = ("algo=gspo", "optim.lr=3e-4", "sglang.page_size=16", "algo.mis.mode=mask", "rollout.stop=['</s>','a, b']")
 
 
+@pytest.mark.slow
 def test_the_typed_overrides_remain() -> None:
     config = load("experiment=quickstart", *OVERRIDES)
     minimal = minimize_from(to_dict(config), "quickstart")
@@ -98,6 +99,7 @@ def test_every_value_is_needed() -> None:
         assert config_hash(again) != config_hash(config), path
 
 
+@pytest.mark.slow
 def test_redacted_secrets_and_names_of_the_run_are_skipped() -> None:
     values = to_dict(load("experiment=quickstart", "run.name=mine"))
     values["logging"]["wandb"]["key"] = "<redacted>"

@@ -175,6 +175,7 @@ datasets:
         ({"path": "[" * 2000}, "name a readable YAML file"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_values_of_a_set_are_one_problem_each(tmp_path: Path, change: dict[str, str], message: str) -> None:
     entry = {"name": "a", "path": "a.jsonl", **change}
     text = "eval:\n  datasets:\n    - {" + ", ".join(f"{key}: {value}" for key, value in entry.items()) + "}\n"

@@ -231,6 +231,7 @@ def test_the_first_row_of_a_slice_is_checked(tmp_path: Path) -> None:
     assert "row 1" in problems(path)[0]
 
 
+@pytest.mark.slow
 def test_parquet_is_read_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow
     from pyarrow import parquet

@@ -170,6 +170,7 @@ def test_a_source_of_several_models_is_reported_once(tmp_path: Path) -> None:
     assert problem.path == "model.ref_load"
 
 
+@pytest.mark.slow
 def test_other_models_read_the_images_of_the_policy(tmp_path: Path) -> None:
     config_json = {
         "model_type": "qwen3_vl",

@@ -253,6 +253,7 @@ def test_a_rehearsal_does_not_have_the_limits_of_sglang_on_a_cpu() -> None:
         (["agent.function_path=json:loads"], ["agent.function_path"]),
     ],
 )
+@pytest.mark.slow
 def test_agents_that_are_not_found_are_reported_before_the_run(overrides: list[str], wrong: list[str]) -> None:
     assert paths(overrides) == wrong
     for right in ("agent.command=[python,my_agent.py]", "agent.function_path=operator:add"):

@@ -129,6 +129,7 @@ async def test_error_carries_engine_endpoint_status_and_message(fake: FakeServer
         await engine.generate(PROMPT, PARAMS)
 
 
+@pytest.mark.slow
 async def test_engine_that_does_not_answer_times_out(fake: FakeServer) -> None:
     fake.faults.hangs = True
     engine = HttpEngine(EngineAddress(name="engine 7", url=fake.url), timeout_s=0.3)

@@ -69,6 +69,7 @@ async def test_a_failed_request_frees_its_samples() -> None:
 
 
 @pytest.mark.parametrize(("max_in_flight", "expected"), [(4, 4), (None, 12)])
+@pytest.mark.slow
 async def test_an_engine_never_runs_more_than_the_limit(max_in_flight: int | None, expected: int) -> None:
     with FakeServer(vocab_size=100, max_context_len=256, token_s=0.01) as fake:
         engine = HttpEngine(EngineAddress(name="engine 0", url=fake.url), timeout_s=20, max_in_flight=max_in_flight)

@@ -65,6 +65,7 @@ def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, orde
     assert submit_in_order(scheduler, shuffled) == alone
 
 
+@pytest.mark.slow
 def test_experts_do_not_depend_on_other_rows(
     open_scheduler: OpenScheduler, order: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -75,6 +76,7 @@ def test_experts_do_not_depend_on_other_rows(
     assert submit_in_order(scheduler, order[::-1]) == alone
 
 
+@pytest.mark.slow
 def test_two_engines_agree(open_scheduler: OpenScheduler, order: list[int]) -> None:
     assert submit_in_order(open_scheduler(), order) == submit_in_order(open_scheduler(), order)
 
@@ -98,6 +100,7 @@ def test_an_interrupted_answer_continues_with_the_same_tokens(open_scheduler: Op
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.slow
 def test_logprobs_are_those_of_transformers(
     open_scheduler: OpenScheduler, model_path: Path, deterministic: bool
 ) -> None:

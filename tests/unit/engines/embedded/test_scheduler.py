@@ -71,6 +71,7 @@ def wait_until_running(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.slow
 def test_slots_are_refilled_until_all_are_answered(open_scheduler: OpenScheduler, deterministic: bool) -> None:
     scheduler = open_scheduler(num_slots=3, deterministic=deterministic)
     futures = [
@@ -93,6 +94,7 @@ def test_seed_is_drawn_when_none_is_given(open_scheduler: OpenScheduler) -> None
     assert len(set(answers)) > 1
 
 
+@pytest.mark.slow
 def test_retracted_answer_equals_the_undisturbed_one(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     params: dict[str, Any] = {"max_new_tokens": 200, "sampling_seed": 4, "ignore_eos": True}
@@ -137,6 +139,7 @@ def weights_of(path: Path) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in AutoModelForCausalLM.from_pretrained(path).named_parameters()}
 
 
+@pytest.mark.slow
 def test_pause_abort_returns_the_tokens_so_far(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     undisturbed = generate(scheduler, PROMPT, **LONG)[0]
@@ -147,6 +150,7 @@ def test_pause_abort_returns_the_tokens_so_far(open_scheduler: OpenScheduler) ->
     assert scheduler.load().running == scheduler.load().waiting == 0
 
 
+@pytest.mark.slow
 def test_pause_in_place_changes_nothing(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     undisturbed = generate(scheduler, PROMPT, **LONG)[0]
@@ -160,6 +164,7 @@ def test_pause_in_place_changes_nothing(open_scheduler: OpenScheduler) -> None:
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
+@pytest.mark.slow
 def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mode: str) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
@@ -187,6 +192,7 @@ def test_update_during_a_pause(open_scheduler: OpenScheduler, tmp_path: Path, mo
     assert same == (mode == "retract")
 
 
+@pytest.mark.slow
 def test_release_frees_the_memory(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
@@ -241,6 +247,7 @@ def test_incomplete_update_does_not_make_released_weights_usable(open_scheduler:
     assert len(generate(scheduler, PROMPT, max_new_tokens=2, ignore_eos=True)[0].output_ids) == 2
 
 
+@pytest.mark.slow
 def test_requests_that_wait_in_a_pause_survive_a_release(open_scheduler: OpenScheduler) -> None:
     receiver = ScriptedReceiver()
     scheduler = open_scheduler(receiver)
@@ -261,6 +268,7 @@ def test_requests_that_wait_in_a_pause_survive_a_release(open_scheduler: OpenSch
     assert len(late.result(timeout=60)[0].output_ids) == 2
 
 
+@pytest.mark.slow
 def test_release_and_resume_at_the_wrong_time_are_refused(open_scheduler: OpenScheduler) -> None:
     scheduler = open_scheduler()
     future = scheduler.submit(make_request(PROMPT, **LONG))

@@ -70,6 +70,7 @@ def response_logprobs(folder: str, batch: TrainBatch, num_samples: int, weights:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("build", VISION_BUILDS)
+@pytest.mark.slow
 def test_logprobs_equal_those_of_the_trainer(
     build: ModelBuild, deterministic: bool, open_scheduler: OpenScheduler, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_logprobs_equal_those_of_the_trainer(
 
 
 @pytest.mark.parametrize("build", VISION_BUILDS)
+@pytest.mark.slow
 def test_turns_with_later_images_have_the_logprobs_of_the_trainer(
     build: ModelBuild, open_scheduler: OpenScheduler, tmp_path: Path
 ) -> None:
@@ -190,6 +192,7 @@ WRONG: list[tuple[Callable[[Prompt], dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("make", "message"), WRONG)
+@pytest.mark.slow
 async def test_images_that_do_not_fit_the_prompt_are_refused(
     make: Callable[[Prompt], dict[str, Any]], message: str, service: EmbeddedService, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ async def test_clients_that_never_finish_their_request_header_do_not_block_other
 
 
 @pytest.mark.parametrize("name", ["buffer", "router", "gateway"])
+@pytest.mark.slow
 def test_every_server_allows_as_many_connections_as_the_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low_limit: int, name: str
 ) -> None:

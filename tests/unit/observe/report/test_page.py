@@ -101,6 +101,7 @@ def test_the_header_shows_the_results(tmp_path: Path) -> None:
     ],
     ids=["unfinished", "without evaluation", "sft", "before the first rollout"],
 )
+@pytest.mark.slow
 def test_runs_of_every_kind(tmp_path: Path, kind: dict[str, Any], status: str, absent: str) -> None:
     if kind.get("num_rollouts") == 0:
         make_run(tmp_path, num_rollouts=1)
@@ -132,6 +133,7 @@ def test_the_warning_limit_is_that_of_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cause", [("rollout.max_staleness=1", "rollout.pause_mode=in_place"), ("rollout.weight_precision=fp8",)]
 )
+@pytest.mark.slow
 def test_a_run_whose_engine_samples_otherwise_has_a_limit_only_if_one_is_set(
     tmp_path: Path, cause: tuple[str, ...], overrides: tuple[str, ...], expected: bool
 ) -> None:

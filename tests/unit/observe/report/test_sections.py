@@ -112,6 +112,7 @@ def test_the_ledger_of_a_long_run_is_cut_and_its_counts_are_not(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["x", "x" * 100_000], ids=["many rollouts", "many bytes"])
+@pytest.mark.slow
 def test_the_timelines_of_a_long_run_are_cut(tmp_path: Path, text: str) -> None:
     make_run(tmp_path, num_rollouts=1)
     num_rollouts = 500

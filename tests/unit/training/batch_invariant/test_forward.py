@@ -145,6 +145,7 @@ def test_logprobs_are_bitwise_equal_to_the_engine(make: Any, dtype: ComputeDtype
         trainer.export_hf(Path(path))
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_default_forward(cache: Path) -> None:
     path = qwen2(cache)
     batch = answered(path, ComputeDtype.float32)
@@ -164,6 +165,7 @@ def test_the_gradient_is_that_of_the_default_forward(cache: Path) -> None:
         torch.testing.assert_close(exact_changes[name], change, rtol=1e-3, atol=1e-3 * float(change.abs().max()))
 
 
+@pytest.mark.slow
 def test_old_pass_and_reference_are_bitwise_equal(model_path: str) -> None:
     batch = answered(model_path, ComputeDtype.float32)
     algo = {"use_kl_loss": True, "kl_loss_coef": 0.1}

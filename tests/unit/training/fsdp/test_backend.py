@@ -84,6 +84,7 @@ def test_experts_are_published_separately_and_trained(cache: Path, tmp_path: Pat
     assert all(torch.equal(weight, after[name]) for name, weight in weights(again).items())
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_router_is_published_and_not_trained(cache: Path, tmp_path: Path) -> None:
     path, name = tiny_latent(cache), "model.layers.1.mlp.gate.e_score_correction_bias"
     trainer, bias = backend(path, dtype=ComputeDtype.bfloat16), torch.linspace(-0.5, 0.5, 8)
@@ -124,6 +125,7 @@ def test_learning_rate_zero_changes_nothing(model_path: str) -> None:
     "cut", [[[[0], [1], [2], [3], [4], [5], [6], [7]]], [[[7, 3, 1, 5], [], [0, 2, 6, 4]]]], ids=["singles", "empty"]
 )
 @pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.slow
 def test_micro_batches_do_not_change_three_steps(model_path: str, cut: Any, per_token: bool) -> None:
     algo = {"calculate_per_token_loss": per_token, "entropy_coef": 0.01}
     # With the default eps Adam turns the rounding of a gradient of 1e-8 into a full step.
@@ -301,6 +303,7 @@ def test_a_nan_gradient_names_the_parameter_and_changes_no_weight(model_path: st
     ],
     ids=["from the training pass", "from the old-logprob pass", "only of the first step", "sft"],
 )
+@pytest.mark.slow
 def test_requested_logprobs_are_of_the_initial_weights(
     model_path: str, algo: dict[str, Any], cuts: Any, missing: tuple[int, ...]
 ) -> None:
@@ -330,6 +333,7 @@ COLUMN_CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("case", COLUMN_CASES)
+@pytest.mark.slow
 def test_requested_columns_are_those_of_the_training(model_path: str, case: str) -> None:
     changes, names = COLUMN_CASES[case]
     changes = dict(changes)
@@ -388,6 +392,7 @@ def test_a_kl_penalty_with_the_engines_logprobs_needs_no_old_pass(model_path: st
 
 @pytest.mark.parametrize("cuts", [None, TWO_STEPS], ids=["one step", "two steps"])
 @pytest.mark.parametrize("algo", [{}, {"use_rollout_logprobs": True}], ids=["trainer", "engine"])
+@pytest.mark.slow
 def test_the_entropy_before_training_is_reported(model_path: str, cuts: Any, algo: dict[str, Any]) -> None:
     trainer = backend(model_path, algo={**algo, "use_rollout_entropy": True})
     result, plain = train(trainer, cuts=cuts), train(backend(model_path, algo=algo), cuts=cuts)
@@ -432,6 +437,7 @@ def test_overlong_responses_get_a_penalty(model_path: str) -> None:
     assert train(punished, batch).steps[0]["grad_norm"] > 1e-3
 
 
+@pytest.mark.slow
 def test_a_step_without_a_trainable_token_changes_no_gradient(model_path: str) -> None:
     batch = replace(BATCH, loss_mask=np.zeros_like(BATCH.loss_mask))
     for algo in ({}, PENALTY, {**MIS, "mis": MisConfig(normalize=True)}, {"divide_by_max_response_len": True}):
@@ -439,6 +445,7 @@ def test_a_step_without_a_trainable_token_changes_no_gradient(model_path: str) -
         assert step["loss"] == 0.0 and step["grad_norm"] == 0.0, algo
 
 
+@pytest.mark.slow
 def test_a_custom_loss_without_advantages_makes_no_extra_pass(
     model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -537,6 +544,7 @@ def test_init_lr_frac_scales_all_rates(model_path: str) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 10_000])
+@pytest.mark.slow
 def test_the_loss_is_the_same_with_logits_in_chunks(model_path: str, chunk: int) -> None:
     whole, chunked = train(backend(model_path)), train(backend(model_path, log_probs_chunk_size=chunk))
     assert chunked.steps[0]["loss"] == pytest.approx(whole.steps[0]["loss"], rel=1e-5)

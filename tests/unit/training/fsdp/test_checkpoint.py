@@ -80,6 +80,7 @@ def test_an_export_is_what_transformers_loads(cache: Path, tmp_path: Path, tied:
     assert all(torch.equal(again[name], weight) for name, weight in expected.items())
 
 
+@pytest.mark.slow
 def test_an_updated_reference_is_part_of_a_checkpoint(model_path: str, tmp_path: Path) -> None:
     first, second = (backend(model_path, algo=UPDATED_REFERENCE, ref_path=model_path) for _ in range(2))
     for _ in range(3):
@@ -116,6 +117,7 @@ def test_a_partly_frozen_model_resumes(model_path: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "muon"])
+@pytest.mark.slow
 def test_a_model_with_a_part_that_is_never_used_resumes(model_path: str, tmp_path: Path, name: str) -> None:
     def with_unused_part() -> FsdpBackend:
         trainer = backend(model_path, name=name)

@@ -97,6 +97,7 @@ def test_the_critic_learns_to_predict_the_rewards(model_path: str) -> None:
     assert errors[-1] < 0.2 * errors[0]
 
 
+@pytest.mark.slow
 def test_a_cut_into_micro_batches_changes_nothing(model_path: str) -> None:
     whole, split = backend(model_path), backend(model_path)
     for trainer in (whole, split):
@@ -130,6 +131,7 @@ def test_the_critic_has_a_separate_rate_and_warm_up(model_path: str) -> None:
     assert [step["lr"] for step in rates] == pytest.approx([1e-2] * 3)
 
 
+@pytest.mark.slow
 def test_value_clip_bounds_the_change_of_a_value(model_path: str) -> None:
     free, bound = (backend(model_path, value_clip=clip, lr=1e-3) for clip in (100.0, 1e-4))
     losses = [train(trainer, cuts=[ONE, ONE, ONE]).steps[2] for trainer in (free, bound)]
@@ -137,6 +139,7 @@ def test_value_clip_bounds_the_change_of_a_value(model_path: str) -> None:
     assert losses[1]["critic_value_clipfrac"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_critic_continues_bit_for_bit(model_path: str, tmp_path: Path) -> None:
     first, second = backend(model_path, num_only_rollouts=1), backend(model_path, num_only_rollouts=1)
     train(first)
@@ -149,6 +152,7 @@ def test_a_resumed_critic_continues_bit_for_bit(model_path: str, tmp_path: Path)
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
 
 
+@pytest.mark.slow
 def test_critic_save_keeps_as_many_checkpoints_as_the_run(model_path: str, tmp_path: Path) -> None:
     trainer = backend(model_path, save=tmp_path / "critics", keep_last=1)
     for number in range(1, 4):
@@ -179,6 +183,7 @@ def test_patterns_that_name_only_layers_of_the_policy_let_the_value_head_learn(m
     assert changed == {"lm_head.weight", *(name for name in before if layer in name)}
 
 
+@pytest.mark.slow
 def test_a_critic_starts_from_a_folder_a_critic_or_a_policy(model_path: str, cache: Path, tmp_path: Path) -> None:
     other = tiny_model(cache, seed=1)
     trainer = backend(model_path, source=ModelSource(path=other))
@@ -241,6 +246,7 @@ def test_a_sample_without_trainable_tokens_has_no_effect(model_path: str) -> Non
     assert train(backend(model_path), masked).steps == train(backend(model_path), loud).steps
 
 
+@pytest.mark.slow
 def test_a_critic_next_to_adapters_trains_all_of_its_weights(model_path: str, tmp_path: Path) -> None:
     def made() -> FsdpBackend:
         critic = CriticSpec(source=ModelSource(path=model_path), lr=1e-2)

@@ -80,6 +80,7 @@ def train(model_path: str, batch: TrainBatch, algo: dict[str, Any]) -> tuple[Any
         {"advantage_estimator": "ppo", "lambd": 0.9},
     ],
 )
+@pytest.mark.slow
 def test_failed_samples_leave_no_trace(model_path: str, tmp_path: Path, algo: dict[str, Any]) -> None:
     with_failures = replayed(tmp_path / "a", make_groups(FAILED, listed=True))
     without = replayed(tmp_path / "b", make_groups(FAILED, listed=False))
@@ -90,6 +91,7 @@ def test_failed_samples_leave_no_trace(model_path: str, tmp_path: Path, algo: di
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
+@pytest.mark.slow
 def test_a_failed_sample_that_counted_would_be_seen(model_path: str, tmp_path: Path) -> None:
     # A reward of 0 instead of a failure changes the baseline of its group.
     groups = make_groups(FAILED, listed=True)

@@ -46,6 +46,7 @@ STEPS = [plan(BATCH, TWO)]
 
 
 @pytest.mark.parametrize(("build", "kind"), [*zip(VISION_BUILDS, ("top_k", "full"), strict=True)])
+@pytest.mark.slow
 def test_models_without_images_score_the_text_of_a_policy_with_images(
     build: ModelBuild, kind: str, text_model: str, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_models_without_images_score_the_text_of_a_policy_with_images(
         torch.testing.assert_close(found.teacher.columns[name], column, msg=lambda text, n=name: f"{n} {text}")
 
 
+@pytest.mark.slow
 def test_models_with_images_score_the_text_of_a_policy_without(text_model: str, tmp_path: Path) -> None:
     path = write_tiny_vision(ModelBuild.tiny_qwen3_vl, tmp_path)
     others = other_models(path)

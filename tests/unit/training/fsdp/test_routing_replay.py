@@ -179,6 +179,7 @@ def trained(path: str, batch: TrainBatch = BATCH, **changes: Any) -> tuple[list[
     return list(steps), {name: weight.clone() for name, weight in trainer.weights()}
 
 
+@pytest.mark.slow
 def test_recomputed_layers_use_the_same_experts(cache: Path) -> None:
     steps, weights = trained(tiny_moe(cache))
     again, others = trained(tiny_moe(cache), gradient_checkpointing=True)
@@ -190,6 +191,7 @@ def test_recomputed_layers_use_the_same_experts(cache: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{"qkv_format": QkvFormat.bshd}, {"share_prompts": True}])
 @pytest.mark.parametrize("algo", [RECORD, ENGINE])
+@pytest.mark.slow
 def test_padded_rows_and_shared_prompts_train_as_samples_alone(
     cache: Path, algo: dict[str, bool], changes: dict[str, Any]
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_teacher_adds_its_log_ratio_to_the_advantages(model_path: str, cache: 
     assert train(trainer).metrics["rollout/teacher_kl"] == pytest.approx(float((student - opinion).sum()) / count)
 
 
+@pytest.mark.slow
 def test_distillation_alone_moves_the_policy_to_its_teacher(model_path: str, cache: Path) -> None:
     teacher = ModelSource(path=tiny_model(cache, seed=1))
     silent = replace(BATCH, rewards=np.zeros_like(BATCH.rewards))
@@ -133,6 +134,7 @@ def test_scoring_with_earlier_versions_keeps_the_policy(model_path: str) -> None
     )
 
 
+@pytest.mark.slow
 def test_earlier_versions_survive_a_checkpoint(model_path: str, tmp_path: Path) -> None:
     first, second = backend(model_path, num_old_policies=2), backend(model_path, num_old_policies=2)
     for version in range(3):

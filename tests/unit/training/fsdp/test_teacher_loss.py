@@ -100,6 +100,7 @@ def test_a_step_has_the_gradient_of_whole_softmaxes(
 
 @pytest.mark.parametrize("chunk", [2, -1])
 @pytest.mark.parametrize("kind", ["top_k", "full"])
+@pytest.mark.slow
 def test_adapters_get_the_gradient_of_their_matrices(model_path: str, teacher: str, chunk: int, kind: str) -> None:
     lora = LoraConfig(rank=2, target_modules=["q_proj", "down_proj"])
     trainer = backend(model_path, teacher, kind, "reverse", log_probs_chunk_size=chunk, lora=lora)
@@ -118,6 +119,7 @@ def test_adapters_get_the_gradient_of_their_matrices(model_path: str, teacher: s
 
 @pytest.mark.parametrize("chunk", [2, -1])
 @pytest.mark.parametrize("kind", ["top_k", "full"])
+@pytest.mark.slow
 def test_a_server_with_the_same_values_gives_the_same_step(
     model_path: str, teacher: str, chunk: int, kind: str
 ) -> None:
@@ -152,6 +154,7 @@ def test_the_output_layer_of_the_teacher_is_freed_after_the_steps(model_path: st
     assert columns.teacher.weight is None and not columns.teacher.columns
 
 
+@pytest.mark.slow
 def test_the_policy_itself_is_at_a_distance_of_0(model_path: str) -> None:
     for kind in ("top_k", "full"):
         metrics, grads = gradient(backend(model_path, model_path, kind, "reverse", log_probs_chunk_size=2))

@@ -77,6 +77,7 @@ def reference_logits(model: PreTrainedModel, batch: TrainBatch, micro: Microbatc
 
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("build", VISION_BUILDS)
+@pytest.mark.slow
 def test_packed_samples_equal_the_forward_of_transformers(build: ModelBuild, share: bool, tmp_path: Path) -> None:
     folder = write_tiny_vision(build, tmp_path)
     processor = load_image_processor(folder)
@@ -131,6 +132,7 @@ def test_a_sample_with_other_placeholders_than_its_image_stops_the_run(tmp_path:
 
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("build", VISION_BUILDS)
+@pytest.mark.slow
 def test_frozen_parts_keep_their_weights_and_all_others_change(build: ModelBuild, tmp_path: Path) -> None:
     folder = write_tiny_vision(build, tmp_path)
     processor = load_image_processor(folder)
@@ -161,6 +163,7 @@ def test_frozen_parts_keep_their_weights_and_all_others_change(build: ModelBuild
     ("build", "kind", "chunk"),
     [(VISION_BUILDS[0], "top_k", -1), (VISION_BUILDS[0], "full", 2), (VISION_BUILDS[1], "full", 2)],
 )
+@pytest.mark.slow
 def test_the_divergence_from_a_teacher_reads_images(build: ModelBuild, kind: str, chunk: int, tmp_path: Path) -> None:
     path, other = write_tiny_vision(build, tmp_path), write_tiny_vision(build, tmp_path, seed=1)
     processor = load_image_processor(path)

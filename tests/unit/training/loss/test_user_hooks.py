@@ -61,6 +61,7 @@ def test_changed_logprobs_of_the_engine_leave_the_metrics_of_the_trainer(model_p
 
 
 @pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.slow
 def test_micro_batches_do_not_change_results_of_user_functions(model_path: str, loss: bool) -> None:
     algo = {"loss_type": "custom_loss", "custom_loss_function_path": f"{HERE}:loss"} if loss else ALL
     custom = {"scale": 0.5, "bound": 1.0 if loss else 0.1}

@@ -111,6 +111,7 @@ def test_engines_can_get_the_adapters_alone(model_path: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("offloads", [False, True])
+@pytest.mark.slow
 def test_the_reference_is_the_policy_with_adapters_off(model_path: str, offloads: bool) -> None:
     offload = OffloadSpec(mode=OffloadMode.move) if offloads else None
     kl = {"use_kl_loss": True, "kl_loss_type": "k2"}
@@ -159,6 +160,7 @@ def test_unknown_target_modules_raise(model_path: str) -> None:
 
 
 @pytest.mark.parametrize("make", [tiny_latent, tiny_moe])
+@pytest.mark.slow
 def test_adapters_next_to_experts_are_all_published(make: Callable[[Path], str], cache: Path, tmp_path: Path) -> None:
     trainer = trained(make(cache))
     before = weights(trainer)
@@ -193,6 +195,7 @@ def test_experts_cannot_have_adapters(targets: list[str], cache: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(ComputeDtype))
+@pytest.mark.slow
 def test_trainer_and_engine_have_the_same_model(model_path: str, dtype: ComputeDtype, tmp_path: Path) -> None:
     trainer = trained(model_path, dtype=dtype, gradient_checkpointing=True, lora=LORA)
     for batch in BATCHES:
@@ -204,6 +207,7 @@ def test_trainer_and_engine_have_the_same_model(model_path: str, dtype: ComputeD
 
 
 @pytest.mark.parametrize("build", ["tiny_qwen2_5_vl", "tiny_qwen3_vl"])
+@pytest.mark.slow
 def test_a_vision_tower_gets_adapters_that_can_be_merged(build: ModelBuild, tmp_path: Path) -> None:
     folder = resolve_model(ModelConfig(build=build, cache_dir=str(tmp_path)))
     model = AutoModelForImageTextToText.from_pretrained(folder)

@@ -52,6 +52,7 @@ def test_passes_without_gradient_have_separate_micro_batches(model_path: str) ->
 
 @pytest.mark.parametrize("kernel", [AttnImplementation.sdpa, AttnImplementation.eager])
 @pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.slow
 def test_padded_rows_have_the_metrics_of_packed_ones(cache: Path, kernel: AttnImplementation, tied: bool) -> None:
     model_path = tiny_model(cache, tied=tied)
     packed = trained(model_path)

@@ -83,6 +83,7 @@ def test_tensors_of_all_sizes_arrive(groups: tuple[Group, Group]) -> None:
 
 
 @pytest.mark.parametrize("victim", [3, 4])  # a small one in a shared piece, and a large one
+@pytest.mark.slow
 def test_the_error_for_a_flipped_bit_names_the_tensor(groups: tuple[Group, Group], victim: int) -> None:
     tensors = [torch.full((size // 4,), float(i)) for i, size in enumerate(SIZES)]
 
