@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 MARK = "RLSCALE_SESSION"
 GRACE_S = 3.0
@@ -61,15 +60,17 @@ def reaped_session() -> Iterator[None]:
 
 def marked_processes(mark: str, *, variable: str = MARK) -> list[int]:
     """Ids of this user's living processes that were started with the mark in their environment."""
-    entry = f"{variable}={mark}".encode()
+    entry = f"\0{variable}={mark}\0".encode()
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in _all_processes():
         try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                # Not split into its variables: thousands of small objects for each scan would fragment the heap.
+                environment = environ.read()
         except OSError:
             continue  # it has ended, or belongs to another user
-        if entry in environment:
-            found.append(int(folder.name))
+        if environment.startswith(entry[1:]) or entry in environment:
+            found.append(pid)
     return found
 
 
@@ -86,17 +87,18 @@ def marked_trees(mark: str, *, variable: str = MARK) -> set[tuple[int, int]]:
 
 
 def _all_processes() -> list[int]:
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
     """Parent and start time (clock ticks since boot) of a living process; None: it has ended."""
     try:
         # The second field is the name in parentheses, which may itself hold spaces and parentheses.
-        state, parent, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            state, parent, *fields = stat.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if state == "Z" else (int(parent), int(fields[17]))
+    return None if state == b"Z" else (int(parent), int(fields[17]))
 
 
 def end_processes(mark: str, known: Iterable[tuple[int, int]] = ()) -> None:
