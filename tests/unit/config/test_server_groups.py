@@ -91,7 +91,9 @@ def test_heads_that_servers_divide_in_different_ways_are_a_warning_without_laten
 def test_every_size_is_checked_for_its_group(tmp_path: Path) -> None:
     model = policy({**group("prefill", 4), "num_gpus_per_engine": 4}, {**group("decode", 6), "num_gpus_per_engine": 6})
     found = problems(tmp_path, model, keys=("reward.type=exact_match", "model=qwen3_4b"))
-    assert any("engine must divide model.num_attention_heads=32, got 6 for decode" in each for each in found)
+    (heads,) = [each for each in found if "model.num_attention_heads=32, got 6 for decode" in each]
+    assert heads.startswith("sglang.server_groups.decode.num_gpus_per_engine must divide")
+    assert "(sglang.config; model.num_attention_heads: " in heads
     assert any("prefill and decode engines, or a multiple, got 4 and 6" in each for each in found)
     assert not any("4 for prefill servers" in each for each in found)
 

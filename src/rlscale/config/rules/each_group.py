@@ -11,6 +11,7 @@ from rlscale.config.run_config import RunConfig
 from rlscale.config.server_groups import SIZE, ServerGroup, view_group
 from rlscale.errors import Problem
 
+FILE_KEY = "sglang.config"
 SIZE_KEY = "cluster.rollout_num_gpus_per_engine"
 
 
@@ -48,5 +49,5 @@ def _name_group(problem: Problem, group: ServerGroup, file: str | None, *, has_s
     named = replace(problem, value=f"{problem.value} for {group.role} servers in {file}")
     if not has_sizes:
         return named
-    path = size_path(group) if problem.path == SIZE_KEY else problem.path
-    return replace(named, path=path, rule=problem.rule.replace(SIZE_KEY, SIZE), fix=problem.fix.replace(SIZE_KEY, SIZE))
+    named = replace(named, rule=problem.rule.replace(SIZE_KEY, SIZE), fix=problem.fix.replace(SIZE_KEY, SIZE))
+    return replace(named, path=size_path(group), origin=FILE_KEY) if problem.path == SIZE_KEY else named
