@@ -10,9 +10,13 @@ RUNNABLE = (
     "geo3k_vlm",
     "geo3k_vlm_multi_turn",
     "glm45_355b_a32b",
+    "glm47_flash",
     "glm4_9b_dapo",
     "guess",
     "guess_warmup",
+    "mimo_7b_mtp",
+    "minimax_m25",
+    "moonlight_16b_a3b",
     "nanochat_rl",
     "nanochat_sft",
     "quickstart",
@@ -33,7 +37,7 @@ RUNNABLE = (
 AGENT_EXAMPLES = ("calculator", "code", "framework_agent", "guess", "search", "two_agents")
 """Recipes that `on=qwen3_4b` makes recipes for Qwen3-4B."""
 
-CUT = ("deepseek_r1", "glm45_355b_a32b")
+CUT = ("deepseek_r1", "glm45_355b_a32b", "minimax_m25")
 """Recipes with more than 32 processes, whose layout a rehearsal cuts."""
 
 WAITING: dict[str, str] = {}

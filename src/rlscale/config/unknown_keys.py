@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from rapidfuzz.distance import OSA
@@ -18,6 +19,11 @@ from rlscale.errors import Problem
 
 _LAST_GROUPS = ("eval", "critic", "router", "gateway", "agent", "megatron", "reward", "sandbox", "debug", "buffer")
 """Groups that a name without a group rarely means: their names repeat those of other groups."""
+
+_FILES: Mapping[str, str] = MappingProxyType(
+    {"megatron_config_path": "run `rlscale-migrate <script>`, which writes as keys what slime's file has for each role"}
+)
+"""Argument of another project that names a file of several keys -> the advice."""
 
 
 def nearest_key(path: str) -> str | None:
@@ -34,15 +40,22 @@ def nearest_target(path: str) -> tuple[str | None, str | None]:
     # slime has this flag for Megatron; elsewhere the word means the type of the weights, with either backend.
     if path == "--bf16":
         return "megatron.bf16", None
-    wanted = path.lstrip("-").replace("-", "_").lower()
+    wanted = _as_name(path)
     if wanted in keys():
         return wanted, None
+    if wanted in _FILES:
+        return None, None  # no key says the same
     # One edit from a full path is a misspelt key, even if its last part is also the name of another project.
     found = nearest(wanted, keys(), limit=1) if "." in wanted else None
     target = found or _end_that_is_a_key(wanted) or find_foreign(wanted) or _argument_of_library(wanted)
     target = target or _same_name(wanted) or _similar(wanted)
     key, equals, value = (target or "").partition("=")
     return key or None, value if equals else None
+
+
+def _as_name(path: str) -> str:
+    """A flag as a name: `rollout_batch_size` of `--rollout-batch-size`."""
+    return path.lstrip("-").replace("-", "_").lower()
 
 
 def _end_that_is_a_key(wanted: str) -> str | None:
@@ -115,6 +128,11 @@ def _keys_named(name: str) -> list[str]:
     return _names().get(name, [])
 
 
+def file_advice(path: str) -> str | None:
+    """The advice for an argument of another project that names a file of several keys."""
+    return _FILES.get(_as_name(path))
+
+
 def note(path: str) -> str:
     """The difference in meaning between a word of another project and the suggested key, as a further sentence."""
     text = meaning_of(path)
@@ -148,6 +166,7 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     found, fixed = nearest_target(path)
     # Without the feature that a word turns on, only its key is known.
     meant = found if fixed is None or str(value).lower() == "false" else f"{found}={fixed}"
-    fix = f"did you mean {meant}?{note(path)}" if found else "rlscale-train --help lists the groups"
+    fallback = file_advice(path) or "rlscale-train --help lists the groups"
+    fix = f"did you mean {meant}?{note(path)}" if found else fallback
     fix = from_model(path) or fix
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)

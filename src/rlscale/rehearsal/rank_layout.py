@@ -156,6 +156,10 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
         "gate_proj": (width, hidden),
         "up_proj": (width, hidden),
         "down_proj": (hidden, width),
+        # Gate, down and up projection of an expert of MiniMax-M2.
+        "w1": (width, hidden),
+        "w2": (hidden, width),
+        "w3": (width, hidden),
     }.get(kind, (hidden, 1))  # every other weight is a norm over the hidden width
     if name.endswith("e_score_correction_bias"):
         return a.num_experts, 1

@@ -33,6 +33,9 @@ EXPERT_COUNT_NAMES = {
 }
 """Family -> the name of its number of experts in `config.json`. All others have `num_experts`."""
 
+WITHOUT_EXPERT_WIDTH = ("minimax_m2", "mixtral")
+"""Families whose experts have the width `intermediate_size`; all others have `moe_intermediate_size`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageShape:
@@ -155,8 +158,11 @@ def _expert_fields(fields: Mapping[str, Any], family: str, sizes: LayoutSizes) -
     found: dict[str, Any] = {
         EXPERT_COUNT_NAMES.get(family, "num_experts"): number,
         "num_experts_per_tok": chosen,
-        "moe_intermediate_size": _multiple(32, sizes.expert_tensor),
     }
+    if family in WITHOUT_EXPERT_WIDTH:
+        found["intermediate_size"] = _multiple(32, math.lcm(sizes.tensor, sizes.expert_tensor))
+    else:
+        found["moe_intermediate_size"] = _multiple(32, sizes.expert_tensor)
     if fields.get("norm_topk_prob") is not None:
         found["norm_topk_prob"] = bool(fields["norm_topk_prob"])
     if fields.get("num_shared_experts") is not None and family not in ("qwen3_moe", "mixtral"):

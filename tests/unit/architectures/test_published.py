@@ -41,6 +41,10 @@ PUBLISHED = {
     "glm45_355b_a32b": 355.0,
     "deepseek_v3": 671.03,
     "deepseek_r1": 671.03,
+    "mimo_7b_rl": 7.621,  # without the layer for multi-token prediction; with it 7.83
+    "moonlight_16b_a3b": 15.96,  # 15.29 in the report, without embedding and output layer
+    "minimax_m25": 228.7,
+    "glm47_flash": 29.94,
     "kimi_k2": 1026.41,  # of the weights; the card has "1T", the report 1.04 T
 }
 ACTIVE = {
@@ -49,6 +53,8 @@ ACTIVE = {
     "glm45_106b_a12b": 12.0,
     "glm45_355b_a32b": 32.0,
     "deepseek_v3": 37.0,
+    "moonlight_16b_a3b": 2.24,
+    "minimax_m25": 10.0,
     "kimi_k2": 32.0,
 }
 """From the model cards, rounded. Some include embedding and output layer, some do not."""

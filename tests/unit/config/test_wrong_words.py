@@ -138,3 +138,8 @@ def test_a_key_in_a_section_of_another_project_is_found(section: dict[str, Any],
 )
 def test_another_meaning_is_said(word: str, meaning: str) -> None:
     assert advice(word).startswith(meaning)
+
+
+@pytest.mark.parametrize("line", [("--megatron-config-path", "roles.yaml"), ("megatron_config_path=roles.yaml",)])
+def test_a_file_of_slime_is_answered_with_the_command_that_translates_it(line: tuple[str, ...]) -> None:
+    assert "`rlscale-migrate <script>`" in advice(*line) and not suggested(advice(*line))

@@ -29,8 +29,11 @@ def test_the_byte_tokenizer_encodes_every_text() -> None:
     assert len(tokenizer) == NUM_TOKENS and NUM_TOKENS % 2 == 1
 
 
-# One of each kind of layers: with experts, with latent attention, with norms after attention and MLP.
-@pytest.mark.parametrize("option", ["qwen3_30b_a3b", "deepseek_r1", "kimi_k2", "glm4_9b", "glm45_106b_a12b"])
+# One of each kind of layers: with experts, with experts as wide as `intermediate_size`, with latent attention, with
+# norms after attention and MLP.
+@pytest.mark.parametrize(
+    "option", ["qwen3_30b_a3b", "minimax_m25", "deepseek_r1", "kimi_k2", "glm4_9b", "glm45_106b_a12b"]
+)
 def test_transformers_builds_the_tiny_model(option: str, tmp_path: Path) -> None:
     config_json = tiny_config_json(model_fields(option), SIZES, vocab_size=NUM_TOKENS)
     write_model(tmp_path, config_json, seed=1)
@@ -38,6 +41,9 @@ def test_transformers_builds_the_tiny_model(option: str, tmp_path: Path) -> None
     assert written["model_type"] == config_json["model_type"] and written["vocab_size"] == NUM_TOKENS
     assert (tmp_path / "model.safetensors").stat().st_size < 2_000_000
     assert len(load_tokenizer(str(tmp_path))) == NUM_TOKENS
+    tensors = load_file(tmp_path / "model.safetensors")
+    counted = sum(tensor.numel() for name, tensor in tensors.items() if not name.endswith("e_score_correction_bias"))
+    assert counted == Architecture.from_config_json(config_json).parameters
 
 
 # A family whose checkpoints have copies of the embedding in these layers, and one with layers of other names.

@@ -26,7 +26,14 @@ from rlscale.config.keys import Key, find_key, nodes
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.problems import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.schema import type_problem
-from rlscale.config.unknown_keys import from_model, nearest_key, nearest_target, note, unknown_key
+from rlscale.config.unknown_keys import (
+    file_advice,
+    from_model,
+    nearest_key,
+    nearest_target,
+    note,
+    unknown_key,
+)
 from rlscale.errors import Problem
 
 DEFAULT_EXPERIMENT = "quickstart"
@@ -161,7 +168,7 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         fix = f"did you mean {group_of}={name}?"
     elif not text.startswith("-") and (near := nearest(name, groups.get("experiment", ()))):
         fix = f"did you mean experiment={near}?"
-    elif advice := from_model(name):
+    elif advice := from_model(name) or file_advice(name):
         fix = advice
     elif (found := nearest_target(name))[0]:
         key, fixed = str(found[0]), found[1]
