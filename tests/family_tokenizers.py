@@ -73,6 +73,25 @@ KIMI_K2 = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_assistant|>assistant<|im_middle|>' }}{% endif %}"
 )
 
+MOONLIGHT = KIMI_K2.replace(
+    "You are Kimi, an AI assistant created by Moonshot AI.", "You are a helpful assistant"
+).replace("<|im_end|>\n", "<|im_end|>")
+
+GLM5 = (
+    "{{ '[gMASK]<sop>' }}{% for m in messages %}"
+    "{{ '<|' + ('observation' if m.role == 'tool' else m.role) + '|>' }}"
+    "{{ ('</think>' if m.role == 'assistant' else '') + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|><think>' }}{% endif %}"
+)
+
+MINIMAX_M2 = (
+    "{{ ']~!b[' }}{% if messages[0].role != 'system' %}"
+    "{{ ']~b]system\nYou are a helpful assistant. Your name is MiniMax-M2.5 and is built by MiniMax.[e~[\n' }}"
+    "{% endif %}{% for m in messages %}"
+    "{{ ']~b]' + ('ai' if m.role == 'assistant' else m.role) + '\n' + m.content + '[e~[\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ']~b]ai\n<think>\n' }}{% endif %}"
+)
+
 _CHATML_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think>"
 )
@@ -89,6 +108,8 @@ _KIMI_TOKENS = (
     "[EOS] <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> <|im_end|> <|tool_calls_section_begin|>"
     " <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>"
 )
+_MOONLIGHT_TOKENS = "[EOS] <|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> <|im_end|>"
+_MINIMAX_TOKENS = "]~!b[ ]~b] [e~[ <think> </think> <minimax:tool_call> </minimax:tool_call>"
 _LLAMA_TOKENS = (
     "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|end_of_text|> <|eom_id|> <|python_tag|>"
 )
@@ -103,6 +124,9 @@ TOKENIZERS: dict[str, tuple[str, str, str]] = {
     "deepseek_v3": (_DEEPSEEK_TOKENS, DEEPSEEK_V3, wide("<|end_of_sentence|>")),
     "deepseek_r1": (_DEEPSEEK_TOKENS, DEEPSEEK_R1, wide("<|end_of_sentence|>")),
     "kimi_k2": (_KIMI_TOKENS, KIMI_K2, "<|im_end|>"),
+    "moonlight": (_MOONLIGHT_TOKENS, MOONLIGHT, "[EOS]"),
+    "glm5": (_GLM_TOKENS + " <tool_response> </tool_response>", GLM5, "<|endoftext|>"),
+    "minimax_m2": (_MINIMAX_TOKENS, MINIMAX_M2, "[e~["),
 }
 """Name -> special tokens, chat template and token that ends an answer."""
 

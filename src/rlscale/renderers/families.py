@@ -43,9 +43,13 @@ FAMILIES: Mapping[str, RendererFamily] = {
     "qwen3_vl": RendererFamily(answer_format="hermes", stop_tokens=("<|im_end|>", "<|endoftext|>")),
     "glm4": RendererFamily(answer_format="glm4", stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>")),
     "glm4_moe": RendererFamily(library=("glm-4.5",), stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>")),
-    # R1 has the model_type of V3 and another template.
-    "deepseek_v3": RendererFamily(library=("deepseek-v3", "deepseek-r1")),
+    # GLM-4.7 has the template of GLM-5.
+    "glm4_moe_lite": RendererFamily(library=("glm-5",), stop_tokens=("<|endoftext|>", "<|user|>", "<|observation|>")),
+    # R1 and Moonlight have the model_type of V3 and other templates; Moonlight's has no tools.
+    "deepseek_v3": RendererFamily(library=("deepseek-v3", "deepseek-r1"), stop_tokens=("<|im_end|>",)),
     "kimi_k2": RendererFamily(library=("kimi-k2",)),
+    "mimo": RendererFamily(answer_format="hermes", stop_tokens=("<|im_end|>", "<|endoftext|>")),
+    "minimax_m2": RendererFamily(library=("minimax-m2",)),
 }
 """`model_type` of a family of `conf/model` -> its renderers, and the parser of tool calls and reasoning."""
 
@@ -83,7 +87,7 @@ def make_renderer(
             known = ", ".join([AUTO, *FORMATS, *library_names()])
             raise RenderError(f"renderer must be one of {known}, got {name!r}")
         return LibraryRenderer(tokenizer, name)
-    if (tiny := TINY_FORMATS.get(str(getattr(tokenizer, "chat_template", "")))) is not None:
+    if (tiny := _tiny_format(tokenizer)) is not None:
         return _template_renderer(tokenizer, tiny, name=tiny, family=None)
     return _choose(tokenizer, model_type, checkpoint)
 
@@ -107,7 +111,7 @@ def _choose(tokenizer: Tokenizer, model_type: str, checkpoint: str) -> Renderer:
         if difference is None:
             return renderer
         reasons.append(f"{candidate} is not proven: {difference}")
-    if family is not None and family.answer_format is None:
+    if family is not None and family.answer_format is None and not _is_without_tools(tokenizer):
         why = "; ".join(reasons) or f"the package renderers is missing; {INSTALL}"
         raise RenderError(f"no renderer fits {checkpoint or model_type}: {why}")
     # Not a warning: the chat template is exact, and usual for fine-tuned models.
@@ -117,14 +121,26 @@ def _choose(tokenizer: Tokenizer, model_type: str, checkpoint: str) -> Renderer:
     return _template_renderer(tokenizer, answer_format, name=model_type or answer_format, family=family)
 
 
+def _is_without_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template knows no tools: its answers have no calls that only the library could parse."""
+    template = getattr(tokenizer, "chat_template", None)
+    return template is not None and "tool" not in str(template)
+
+
 def _guess_format(tokenizer: Tokenizer) -> str:
     """The format of an unknown family, by what its chat template writes."""
     template = str(getattr(tokenizer, "chat_template", ""))
     return "hermes" if "<tool_call>" in template else "plain"
 
 
+def _tiny_format(tokenizer: Tokenizer) -> str | None:
+    """The format of a tiny model, also with an edited template; None: it is another model."""
+    template = str(getattr(tokenizer, "chat_template", ""))
+    return TINY_FORMATS.get(template, "compact" if "<|call|>" in template else None)
+
+
 def _image_renderer(tokenizer: Tokenizer, model_type: str) -> TemplateRenderer:
-    family, tiny = FAMILIES.get(model_type), TINY_FORMATS.get(str(getattr(tokenizer, "chat_template", "")))
+    family, tiny = FAMILIES.get(model_type), _tiny_format(tokenizer)
     found = tiny or (family.answer_format if family else None) or _guess_format(tokenizer)
     return _template_renderer(
         tokenizer, found, name=model_type or found, family=None if tiny else family, reads_images=True

@@ -21,6 +21,9 @@ TYPES = {
     "deepseek_v3": "deepseek_v3",
     "deepseek_r1": "deepseek_v3",
     "kimi_k2": "kimi_k2",
+    "moonlight": "deepseek_v3",
+    "glm5": "glm4_moe_lite",
+    "minimax_m2": "minimax_m2",
 }
 
 

@@ -23,6 +23,10 @@ EXPECTED = {
     "deepseek_v3": ("deepseek_v3", "deepseek-v3"),
     "deepseek_r1": ("deepseek_r1", "deepseek-r1"),
     "kimi": ("kimi_k2", "kimi-k2"),
+    "moonlight": ("moonlight", "deepseek_v3"),
+    "glm47": ("glm5", "glm-5"),
+    "mimo": ("qwen", "mimo"),
+    "minimax_m2": ("minimax_m2", "minimax-m2"),
 }
 """Beginning of a file of conf/model -> its small tokenizer here, and the renderer that is chosen."""
 
@@ -69,6 +73,20 @@ def test_every_model_has_a_renderer_with_a_bridge(name: str) -> None:
 def test_a_model_of_another_template_gets_the_template_itself() -> None:
     renderer = make_renderer("auto", family_tokenizer("forgetful"), model_type="qwen3", checkpoint="x")
     assert type(renderer).__name__ == "TemplateRenderer" and renderer.name == "qwen3"
+
+
+def test_an_edited_template_of_a_tiny_model_keeps_its_format() -> None:
+    tokenizer = tiny_tokenizer("tiny_qwen3_agent", 512)
+    tokenizer.chat_template = "{# ours #}" + str(tokenizer.chat_template)
+    assert make_renderer("auto", tokenizer, model_type="qwen3").name == "compact"
+
+
+def test_a_template_without_tools_needs_no_parser_of_the_library() -> None:
+    """Moonlight has the model_type of DeepSeek-V3, and an answer ends at a token of its own template."""
+    tokenizer = family_tokenizer("moonlight")
+    renderer = make_renderer("auto", tokenizer, model_type="deepseek_v3", checkpoint="moonshotai/Moonlight-16B-A3B")
+    assert type(renderer).__name__ == "TemplateRenderer"
+    assert tokenizer.get_vocab()["<|im_end|>"] in renderer.stop_ids
 
 
 def test_a_family_without_own_parser_is_refused_with_the_reason() -> None:
