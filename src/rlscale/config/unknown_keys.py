@@ -12,7 +12,7 @@ from rapidfuzz.distance import OSA
 from rlscale.config.foreign_words import find_foreign, foreign_keys, meaning_of
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.keys import keys, nodes
-from rlscale.config.passthrough import megatron_args, sglang_args
+from rlscale.config.passthrough import megatron_args, sglang_args, sglang_renames
 from rlscale.config.passthrough.recorded import read_recorded
 from rlscale.config.problems import nearest, show
 from rlscale.errors import Problem
@@ -74,7 +74,7 @@ def _argument_of_library(wanted: str) -> str | None:
     """`sglang.<name>` of the flag `--sglang-<name>`, and the key of a Megatron argument."""
     prefix, _, argument = wanted.partition("_")
     if prefix == "sglang" and argument and f"sglang.{argument}" not in keys():
-        present = sglang_args.RENAMED.get(argument, argument)
+        present = sglang_renames.RENAMED.get(argument, argument)
         return f"sglang.{present}" if present in read_recorded(sglang_args.RECORDED).types else None
     name = wanted.rpartition(".")[2]
     advice = megatron_args.RESERVED.get(name, "").split()

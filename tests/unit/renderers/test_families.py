@@ -82,7 +82,7 @@ def test_an_edited_template_of_a_tiny_model_keeps_its_format() -> None:
 
 
 def test_a_template_without_tools_needs_no_parser_of_the_library() -> None:
-    """Moonlight has the model_type of DeepSeek-V3, and an answer ends at a token of its own template."""
+    """Moonlight has the model_type of DeepSeek-V3, and an answer ends at a token that only its template names."""
     tokenizer = family_tokenizer("moonlight")
     renderer = make_renderer("auto", tokenizer, model_type="deepseek_v3", checkpoint="moonshotai/Moonlight-16B-A3B")
     assert type(renderer).__name__ == "TemplateRenderer"

@@ -16,7 +16,7 @@ from rapidfuzz import fuzz
 from rapidfuzz.distance import OSA
 
 from rlscale.config.keys import keys
-from rlscale.config.passthrough import megatron_args, sglang_args
+from rlscale.config.passthrough import megatron_args, sglang_args, sglang_renames
 from rlscale.config.passthrough.field_types import fits, type_in_words
 from rlscale.config.passthrough.layer_pattern import read_pattern
 from rlscale.config.passthrough.recorded import LibraryArguments
@@ -33,7 +33,8 @@ class Library:
 
     load: Callable[[Mapping[str, Any]], LibraryArguments]  # from the values of the group
     reserved: Mapping[str, str]  # keys that rlscale sets, with the advice for each
-    abbreviations: Mapping[str, str]
+    abbreviations: Mapping[str, str]  # and earlier names
+    removed: Mapping[str, str]  # earlier keys without a successor, with the advice for each
     kind: str  # description of its keys, with a placeholder for the version
     listing: str  # the place that lists them
 
@@ -64,7 +65,8 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
         "sglang": Library(
             load=_sglang_arguments,
             reserved=sglang_args.RESERVED,
-            abbreviations=sglang_args.RENAMED,
+            abbreviations=sglang_renames.RENAMED,
+            removed=sglang_renames.REMOVED,
             kind="an argument of SGLang {version}'s server",
             listing="`python -m sglang.launch_server --help` lists them",
         ),
@@ -72,6 +74,7 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
             load=_megatron_arguments,
             reserved=megatron_args.RESERVED,
             abbreviations=megatron_args.ABBREVIATIONS,
+            removed={},
             kind="a field of Megatron-core {version}'s TransformerConfig or OptimizerConfig",
             listing="the docstrings of these classes list them",
         ),
@@ -185,6 +188,7 @@ def _rule_and_fix(path: str, value: Any, arguments: LibraryArguments) -> tuple[s
         if found is not None and found in library.reserved:
             # The argument itself must not be set, so it is not suggested.
             fix = library.reserved[found]
+        fix = library.removed.get(name, fix)
         return f"be a key of this group or {library.kind.format(version=arguments.version)}", fix
     if group == "megatron" and types[name] in ("any", "any|null"):
         return "not be set", "it is a Python object, which YAML cannot express"

@@ -53,47 +53,6 @@ RESERVED: Mapping[str, str] = MappingProxyType(
 )
 """Arguments that rlscale sets, with the advice for each."""
 
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
-        "data_parallel_size": "dp_size",
-        "disable_chunked_prefill": "chunked_prefill_size",
-        "disable_disk_cache": "disable_outlines_disk_cache",
-        "disable_flashinfer": "attention_backend",
-        "disable_flashinfer_sampling": "sampling_backend",
-        "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
-        "enable_deepep_moe": "moe_a2a_backend",
-        "enable_ep_moe": "ep_size",
-        "enable_flashinfer_cutlass_moe": "moe_runner_backend",
-        "enable_flashinfer_mla": "attention_backend",
-        "enable_flashinfer_trtllm_moe": "moe_runner_backend",
-        "enable_flashmla": "attention_backend",
-        "enable_nsa_prefill_context_parallel": "enable_prefill_cp",
-        "enable_overlap_schedule": "disable_overlap_schedule",
-        "enable_triton_kernel_moe": "moe_runner_backend",
-        "expert_parallel_size": "ep_size",
-        "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
-        "max_num_reqs": "max_running_requests",
-        "max_prefill_num_token": "max_prefill_tokens",
-        "nsa_decode_backend": "dsa_decode_backend",
-        "nsa_prefill_backend": "dsa_prefill_backend",
-        "nsa_prefill_cp_mode": "cp_strategy",
-        "pipeline_parallel_size": "pp_size",
-        "piecewise_cuda_graph_max_tokens": "cuda_graph_max_bs_prefill",
-        "piecewise_cuda_graph_tokens": "cuda_graph_bs_prefill",
-        "return_hidden_states": "enable_return_hidden_states",
-        "speculative_algo": "speculative_algorithm",
-        "speculative_draft": "speculative_draft_model_path",
-        "speculative_draft_model": "speculative_draft_model_path",
-        "tensor_parallel_size": "tp_size",
-        "tp": "tp_size",
-        "dp": "dp_size",
-        "ep": "ep_size",
-        "pp": "pp_size",
-    }
-)
-"""Names of arguments in versions from 0.4 on, and common abbreviations -> the present name."""
-
 
 def load_arguments(
     python: str | None, *, recorded: Path = RECORDED, classes: Sequence[str] = CLASSES, kind: str = "arguments"

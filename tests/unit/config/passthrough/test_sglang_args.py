@@ -11,6 +11,7 @@ from rlscale.config.load import load_config_with_notes
 from rlscale.config.passthrough.field_types import fits, type_in_words
 from rlscale.config.passthrough.sglang_args import RECORDED, RESERVED, load_arguments
 from rlscale.config.passthrough.sglang_python import find_python, version_numbers
+from rlscale.config.passthrough.sglang_renames import REMOVED, RENAMED
 from tests.unit.config.config_errors import config_errors, only_error
 
 SGLANG = "rollout=sglang"
@@ -179,3 +180,27 @@ def test_a_suggestion_has_the_words_of_the_name(name: str, meant: str) -> None:
 def test_an_abbreviation_of_a_reserved_argument_gets_its_key_only() -> None:
     fix = only_error([SGLANG, "sglang.tp=2"]).partition("; ")[2]
     assert fix.startswith("set cluster.rollout_num_gpus_per_engine,")
+
+
+EARLIER = (Path(__file__).parents[3] / "data" / "sglang_earlier_arguments.txt").read_text().split()
+"""Arguments and options of 0.4.0, 0.4.3, 0.4.6, 0.4.9, 0.5.1, 0.5.4, 0.5.8 and 0.5.12 that 0.5.23 lacks."""
+
+
+def test_every_earlier_argument_is_answered() -> None:
+    present = load_arguments(None).types
+    assert len(EARLIER) == 91 and not set(EARLIER) & set(present)
+    assert [name for name in EARLIER if name not in RENAMED and name not in REMOVED] == []
+    assert set(RENAMED.values()) <= set(present) and not set(RENAMED) & set(REMOVED)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("stream_output", "did you mean sglang.incremental_streaming_output?"),
+        ("disable_mla", "remove it: SGLang has no such feature any more"),
+        ("model", "set model.hf_checkpoint"),
+        ("nccl_init_addr", "remove it: the cluster.* keys place the engines"),
+    ],
+)
+def test_an_earlier_argument(name: str, fix: str) -> None:
+    assert only_error([SGLANG, f"sglang.{name}=true"]).partition("; ")[2].startswith(fix)
