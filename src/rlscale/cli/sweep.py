@@ -60,15 +60,20 @@ def _show(folder: Path) -> int:
 
 
 def _resume(folder: Path, runner: SweepRunner | None) -> int:
-    from rlscale.config.hydra.sweep import SweepCommand
+    from rlscale.config.hydra.sweep import SweepCommand, read_sweep
 
     command = SweepCommand.read(folder)
+    succeeded = {job.overrides for job in read_sweep(folder).jobs if job.error is None}
     runner = runner or SweepRunner(make_job=make_trainer, check_job=check_run, share_ray=share_ray_of_jobs)
     # The folder may have been moved, so it is given by its path of today.
     overrides = [each for each in command.overrides if not each.startswith("hydra.sweep.dir=")]
     overrides.append(f'hydra.sweep.dir="{folder}"')
     config_dir = None if command.config_dir is None else Path(command.config_dir)
-    return runner.run(overrides, config_dir=config_dir, resume=True)
+    code = runner.run(overrides, config_dir=config_dir, resume=True)
+    # A search that chooses the values has no list of jobs.
+    if code == OK and command.jobs and set(command.jobs) <= succeeded:
+        sys.stdout.write(f"{count_noun(len(succeeded), 'job')} with a result, none to resume\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -58,6 +58,9 @@ def test_it_shows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([str(moved), "--resume"], runner=runner(jobs)) == 0
     assert jobs.ran == [0.1, 0.2, 0.2]
     assert "best: job 2, objective 0.2" in capsys.readouterr().out
+    assert main([str(moved), "--resume"], runner=runner(jobs)) == 0
+    shown = capsys.readouterr().out
+    assert "best: job 2" in shown and "2 jobs with a result, none to resume" in shown and len(jobs.ran) == 3
 
 
 @pytest.mark.slow
