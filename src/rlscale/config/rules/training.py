@@ -193,6 +193,18 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def lora_rank_is_below_the_width(config: RunConfig) -> list[Problem]:
+    """Adapters of a rank above the width of the model have more parameters than the matrix that they change."""
+    rank = config.train.lora.rank
+    width = architecture_field(config.model, "hidden_size") if rank else None
+    if width is None or rank <= width:
+        return []
+    rule = f"be <= model.hidden_size={width}"
+    fix = f"choose a rank of 1 to {min(128, width)}; train.lora.rank=0 trains all weights"
+    return [Problem(path="train.lora.rank", rule=rule, value=show(rank), fix=fix)]
+
+
+@rule
 def lora_is_supported(config: RunConfig) -> list[Problem]:
     """LoRA trains only adapters, so options that select, copy or reproduce whole weights are excluded."""
     train = config.train

@@ -213,6 +213,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"rollout.deterministic": False},
     ),
     (
+        "lora_rank_is_below_the_width",
+        {"train.lora.rank": 100_000, "model.hidden_size": 128},
+        "train.lora.rank must be <= model.hidden_size=128, got 100000; choose a rank of 1 to 128; train.lora.rank=0 "
+        "trains all weights",
+        {"train.lora.rank": 128, "model.hidden_size": 128},
+    ),
+    (
         "lora_is_supported",
         {
             "train.lora.rank": 8,
