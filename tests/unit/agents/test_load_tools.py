@@ -26,6 +26,12 @@ def vague(a) -> int: return a
 def plain(a: int) -> int: return a
 
 both = [add, tool(plain)]
+
+class Half:
+    def reset(self, task): return "text"
+
+class Proxy:
+    def __getattr__(self, name): return print
 """
 
 
@@ -63,3 +69,11 @@ def test_a_run_is_checked_before_it_starts() -> None:
     problems += check_hooks(config_with({"agent.environment_path": "tools_to_load:nothing"}))
     assert {check_agent, check_hooks} <= set(CHECKS)
     assert [problem.path for problem in problems] == ["agent.tools.0", "agent.environment_path"]
+
+
+def test_the_class_of_an_environment_has_its_methods() -> None:
+    (problem,) = check_hooks(config_with({"agent.environment_path": "tools_to_load:Half"}))
+    assert str(problem) == (
+        "agent.environment_path must have the methods reset and step, got tools_to_load:Half; define step"
+    )
+    assert check_hooks(config_with({"agent.environment_path": "tools_to_load:Proxy"})) == []
