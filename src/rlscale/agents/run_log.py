@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from rlscale.trajectory import Trajectory
+from rlscale.trajectory import Trajectory, Turn
 from rlscale.types import Failure
 
 MAX_TEXT = 2000
@@ -128,8 +128,15 @@ def _describe_messages(trajectory: Trajectory) -> Sequence[str]:
     for number, turn in enumerate(trajectory.turns):
         kind = "sampled" if turn.sampled else "given"
         after = "the prompt" if turn.parent is None else f"turn {turn.parent}"
-        lines.append(f"turn {number} ({kind}, {len(turn.token_ids)} tokens, after {after}): {turn.text[:MAX_TEXT]!r}")
+        lines.append(f"turn {number} ({kind}, {len(turn.token_ids)} tokens, after {after}): {_text(turn)[:MAX_TEXT]!r}")
     return lines
+
+
+def _text(turn: Turn) -> str:
+    """The text of an answer; of a given turn the messages that it adds."""
+    if turn.text or turn.sampled:
+        return turn.text
+    return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in turn.messages)
 
 
 def _now() -> str:

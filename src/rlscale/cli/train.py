@@ -109,11 +109,13 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     other, swept = "grpo" if is_gspo else "gspo", "algo.eps_clip=0.1,0.2"
     if config.algo.loss_type == LossType.sft_loss:
         other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
-    commands = [
-        (f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser"),
-        (" ".join(["rlscale-train", *map(shlex.quote, others), f"algo={other}"]), "the same with another algorithm"),
-        (f"{same} -m {swept}", "a sweep, with a table at the end"),
-    ]
+    commands = [(f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser")]
+    if not config.debug.rollout_only:  # it trains nothing: algorithms and their keys have no effect
+        algorithm = " ".join(["rlscale-train", *map(shlex.quote, others), f"algo={other}"])
+        commands += [
+            (algorithm, "the same with another algorithm"),
+            (f"{same} -m {swept}", "a sweep, with a table at the end"),
+        ]
     if result.hf_folder is not None:
         served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"
         commands.append((served, "query the trained model over HTTP"))

@@ -175,7 +175,10 @@ def _is_consequence(problem: Problem, broken: set[str]) -> bool:
 
 def with_origin(problem: Problem, composed: Composed) -> Problem:
     """Adds the origin of the value, and the origins of the other keys that the rule names."""
-    path, key = problem.path, keys().get(problem.path)
+    path = problem.path
+    if (of_list := path.rpartition("."))[2].isdigit() and of_list[0] in keys():
+        path = of_list[0]  # an entry of a list has the origin of the list
+    key = keys().get(path)
     if key is None and not is_passthrough(path):
         return problem
     # A value without an origin is the default, or derived from other keys.

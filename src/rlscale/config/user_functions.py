@@ -43,6 +43,7 @@ class Hook:
     is_called: Callable[[RunConfig], bool]
     by_name: bool = False  # it may take the arguments by name instead
     creates: str = ""  # what a call returns, when a class may be given instead of a function; empty: no class allowed
+    methods: tuple[str, ...] = ()  # that a class must have
     optional: tuple[str, ...] = ()  # arguments that a function gets by name if it has such a parameter
     document_arguments: tuple[str, ...] = ()  # by position, of functions in slime's form; empty: rlscale's only
 
@@ -113,6 +114,7 @@ HOOKS: Mapping[str, Hook] = MappingProxyType(
                 arguments=(),
                 is_called=uses_engines,
                 creates="an environment",
+                methods=("reset", "step"),
             ),
             Hook(
                 key="rollout.function_path",
@@ -330,6 +332,10 @@ def check_hook(key: str, found: Any, *, path: str) -> None:
     if not callable(found):
         rule = f"be a class or a function that returns {hook.creates}" if hook.creates else "be callable"
         raise _error(key, rule, path, f"it is of type {type(found).__name__}")
+    # A class with __getattr__ may find its methods later.
+    missing = [each for each in hook.methods if not callable(getattr(found, each, None))]
+    if missing and inspect.isclass(found) and not hasattr(found, "__getattr__"):
+        raise _error(key, f"have the methods {' and '.join(hook.methods)}", path, f"define {missing[0]}")
     signature = _signature(found)
     if signature is not None and not (
         _accepts_positions(signature, hook) or _accepts_names(signature, hook) or _is_document_form(signature, hook)

@@ -12,6 +12,7 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.errors import EngineError
 from rlscale.rollout.generate_session import without_late_abort
+from rlscale.rollout.timeline import clock_s
 from rlscale.types import EngineAddress, Generation, SamplingParams, merge_routes
 
 log = logging.getLogger(__name__)
@@ -73,15 +74,13 @@ class GenerateCalls:
         Raises:
             EngineError: the engine refused, or no engine answered in time.
         """
+        began_s = clock_s()
         answers = await self._send(session_id, token_ids, params, n=n)
-        return list(
-            await asyncio.gather(
-                *[
-                    self._complete(session_id, token_ids, params, answer, number)
-                    for number, answer in enumerate(answers)
-                ]
-            )
+        complete = await asyncio.gather(
+            *[self._complete(session_id, token_ids, params, answer, number) for number, answer in enumerate(answers)]
         )
+        interval_s = (began_s, clock_s())
+        return [replace(each, interval_s=interval_s) for each in complete]
 
     @property
     def num_sessions(self) -> int:

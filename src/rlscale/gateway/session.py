@@ -396,6 +396,7 @@ class Session:
             tools=tuple(line["tools"]),
             parent=parent,
             num_known=len(known_ids),
+            num_known_messages=len(known_messages),
             is_fork=line["is_fork"],
         )
         given = line["request"]

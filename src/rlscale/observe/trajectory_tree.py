@@ -30,6 +30,14 @@ def trajectory_tree(samples: Sequence[Sample], text_of: Callable[[int], str]) ->
     turns: dict[int, dict[str, Any]] = {}
     for sample in samples:
         _add_path(turns, sample, first, text_of)
+    messages: Sequence[Mapping[str, Any]] = first.prompt.messages
+    start = first.turns[0] if first.turns else None
+    if start is not None and start.messages and not start.sampled and not start.num_tokens:
+        # The agent began with other messages than those of the row: the empty turn that has them is the prompt.
+        messages = start.messages
+        del turns[start.number]
+        for each in turns.values():
+            each["parent"] = None if each["parent"] == start.number else each["parent"]
     began_s = min((each["seconds"][0] for each in turns.values() if each["seconds"]), default=0.0)
     for each in turns.values():
         each["seconds"] = [round(second - began_s, 3) for second in each["seconds"]]
@@ -44,8 +52,7 @@ def trajectory_tree(samples: Sequence[Sample], text_of: Callable[[int], str]) ->
         "rewards": first.metadata.get(REWARDS),
         "label": None if first.prompt.label_text is None else _cut(first.prompt.label_text),
         "counts": first.metadata.get(AGENT),
-        "prompt": [_shown(each) for each in first.prompt.messages]
-        or [{"role": "prompt", "content": _cut(first.prompt.text)}],
+        "prompt": [_shown(each) for each in messages] or [{"role": "prompt", "content": _cut(first.prompt.text)}],
         "prompt_tokens": first.prompt_len,
         "turns": kept[:MAX_TURNS],
         "num_turns": len(kept),

@@ -110,11 +110,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
     values = turn_to_json(turn)
     if turn.prompt is not None:
         values["prompt"]["images"] = [asdict(image) for image in turn.prompt.images]
-    return values | {
-        "images": [asdict(image) for image in turn.images],
-        "messages": [dict(message) for message in turn.messages],
-        "interval_s": turn.interval_s,
-    }
+    return values | {"images": [asdict(image) for image in turn.images]}
 
 
 def _turn_from_json(values: Mapping[str, Any], prompt: Prompt) -> Turn:
@@ -122,8 +118,7 @@ def _turn_from_json(values: Mapping[str, Any], prompt: Prompt) -> Turn:
     if turn.prompt is not None:
         images = build_images(values["prompt"]["images"])
         turn.prompt = replace(turn.prompt, turns=prompt.turns, images=images)
-    turn.images, turn.messages = build_images(values["images"]), tuple(values["messages"])
-    turn.interval_s = None if values["interval_s"] is None else tuple(values["interval_s"])
+    turn.images = build_images(values["images"])
     return turn
 
 

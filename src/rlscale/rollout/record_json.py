@@ -40,6 +40,7 @@ def generation_to_json(generation: Generation) -> dict[str, Any]:
         "text": generation.text,
         "engine": generation.engine,
         "routes": _routes_to_json(generation.routes),
+        "interval_s": generation.interval_s,
     }
 
 
@@ -52,6 +53,7 @@ def generation_from_json(value: Mapping[str, Any]) -> Generation:
         text=value["text"],
         engine=value["engine"],
         routes=None if value["routes"] is None else array_from_json(value["routes"]),
+        interval_s=None if value["interval_s"] is None else tuple(value["interval_s"]),
     )
 
 
@@ -127,7 +129,7 @@ def trajectory_from_json(value: Mapping[str, Any]) -> Trajectory:
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """A turn without what only logs and multimodal models need."""
+    """A turn without its images."""
     return {
         "parent": turn.parent,
         "sampled": turn.sampled,
@@ -137,6 +139,8 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
         "spans": [list(span) for span in turn.spans],
         "routes": _routes_to_json(turn.routes),
         "prompt": None if turn.prompt is None else prompt_to_json(turn.prompt),
+        "messages": [dict(message) for message in turn.messages],
+        "interval_s": turn.interval_s,
     }
 
 
@@ -150,6 +154,8 @@ def turn_from_json(value: Mapping[str, Any]) -> Turn:
         spans=[WeightSpan(*span) for span in value["spans"]],
         routes=None if value["routes"] is None else array_from_json(value["routes"]),
         prompt=None if value["prompt"] is None else prompt_from_json(value["prompt"]),
+        messages=tuple(value["messages"]),
+        interval_s=None if value["interval_s"] is None else tuple(value["interval_s"]),
     )
 
 

@@ -26,6 +26,12 @@ def vague(a) -> int: return a
 def plain(a: int) -> int: return a
 
 both = [add, tool(plain)]
+
+class Half:
+    def reset(self, task): return "text"
+
+class Proxy:
+    def __getattr__(self, name): return print
 """
 
 
@@ -63,3 +69,35 @@ def test_a_run_is_checked_before_it_starts() -> None:
     problems += check_hooks(config_with({"agent.environment_path": "tools_to_load:nothing"}))
     assert {check_agent, check_hooks} <= set(CHECKS)
     assert [problem.path for problem in problems] == ["agent.tools.0", "agent.environment_path"]
+
+
+def test_the_class_of_an_environment_has_its_methods() -> None:
+    (problem,) = check_hooks(config_with({"agent.environment_path": "tools_to_load:Half"}))
+    assert str(problem) == (
+        "agent.environment_path must have the methods reset and step, got tools_to_load:Half; define step"
+    )
+    assert check_hooks(config_with({"agent.environment_path": "tools_to_load:Proxy"})) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (["python", "gone.py"], "agent.command.1 must be an existing file, got gone.py; check the name, which is"),
+        (
+            ["python gone.py", "-v"],
+            "program that can be executed, got python gone.py; write each word as an entry, "
+            'agent.command=["python", "gone.py", "-v"]',
+        ),
+        (["no_such_program"], "agent.command.0 must be a program that can be executed, got no_such_program; install"),
+    ],
+)
+def test_a_command_names_a_program_and_its_script(command: list[str], problem: str) -> None:
+    (found,) = check_agent(config_with({"agent.command": command}))
+    assert problem in str(found)
+
+
+def test_a_command_may_have_a_script_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check_agent(config_with({"agent.command": ["python", "tools_to_load.py"]})) == []
+    assert check_agent(config_with({"agent.command": ["python", "-m", "gone.py"]})) == []
+    assert check_agent(config_with({"agent.command": ["sh", "-c", "true"]})) == []

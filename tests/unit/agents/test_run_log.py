@@ -27,6 +27,15 @@ def test_a_log_has_output_end_and_turns_of_each_attempt(tmp_path: Path) -> None:
     assert text.count("turn 0 (sampled, 2 tokens, after the prompt): 'call'") == 2
 
 
+def test_a_log_has_the_messages_of_given_turns(tmp_path: Path) -> None:
+    trajectory = make_trajectory(0)
+    trajectory.extend([4, 5])
+    trajectory.turns[0].messages = ({"role": "tool", "content": "42"}, {"role": "user", "content": "go on"})
+    AgentLogs(tmp_path, keep=1, max_bytes=1000).open(trajectory, rid="train-0-0", version=0).close(trajectory, None)
+    text = (tmp_path / "0" / "0.log").read_text()
+    assert "turn 0 (given, 2 tokens, after the prompt): 'tool: 42\\nuser: go on'" in text
+
+
 def test_the_last_line_does_not_depend_on_the_pieces_of_the_output(tmp_path: Path) -> None:
     for pieces in ([b"a\nb c\n"], [b"a\n", b"b c\n"], [b"a", b"\nb ", b"c\n", b"\n"], [b"a\nb", b" ", b"c"]):
         log = AgentLogs(tmp_path, keep=1, max_bytes=1000).open(make_trajectory(0), rid="train-0-0", version=0)

@@ -131,6 +131,12 @@ def test_a_config_error_of_the_run_names_the_origin_of_its_value(capsys: pytest.
     assert output in capsys.readouterr().err
 
 
+def test_an_entry_of_a_list_has_the_origin_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = Problem(path="agent.tools.0", rule="be importable", value="a:b", fix="check it")
+    assert main_train(["agent.tools=[a:b]"], make_job=FakeJobs(ConfigError([wrong]))) == 2
+    assert "agent.tools.0 must be importable, got a:b; check it (command line)" in capsys.readouterr().err
+
+
 def test_the_heading_says_whether_anything_was_started(capsys: pytest.CaptureFixture[str]) -> None:
     missing = Problem(path="checkpoint.load", rule="name a folder that exists", value="/none")
     for after_start, state in ((False, "nothing was started"), (True, "found after the start of Ray")):

@@ -39,3 +39,7 @@ def test_the_algorithm_is_chosen_once() -> None:
     assert proposed("algo=dapo", "data.num_rollout=8")[1] == "rlscale-train data.num_rollout=8 algo=gspo"
     assert proposed("+algo=dapo")[1] == "rlscale-train algo=gspo"
     assert proposed("algo=gspo")[1] == "rlscale-train algo=grpo"
+
+
+def test_a_run_that_does_not_train_suggests_no_algorithm() -> None:
+    assert proposed("debug.rollout_only=true") == ["rlscale-report runs/mine"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_a_session_read_from_its_file_is_the_same(tmp_path: Path) -> None:
     again.is_finished = False
     for each in (session, again):
         assert prepare(each, "two", history=follow).prepared.num_known == 10
+
+
+def test_a_trajectory_has_the_messages_and_times_of_its_calls(tmp_path: Path) -> None:
+    session = make_session(tmp_path)
+    answer = session.commit(prepare(session, "one"), [replace(generation("A"), interval_s=(5.0, 6.5))])
+    message = {"role": "assistant", "content": answer.choices[0].answer.content}
+    session.commit(prepare(session, "two", history=[{"role": "user", "content": "one"}, message]), [generation("B")])
+    for each in (session, reopen(tmp_path, session)):
+        turns = trajectory_from_json(json.loads(json.dumps(each.result()))).turns
+        assert [turn.interval_s for turn in turns if turn.sampled] == [(5.0, 6.5), None]
+        found = [(known["role"], known["content"]) for turn in turns for known in turn.messages]
+        assert found == [("user", "one"), ("assistant", "A"), ("user", "two"), ("assistant", "B")]
 
 
 def test_a_line_that_was_cut_is_removed(tmp_path: Path) -> None:

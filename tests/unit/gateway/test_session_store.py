@@ -30,7 +30,8 @@ async def test_an_expired_session_leaves_nothing(tmp_path: Path, monkeypatch: py
         expired = [make_spec(expires_s=time.time() - KEEP_S - 1) for _ in range(4)]
         for spec in (*expired, open_one := make_spec()):
             await store.open(spec)
-            await engines.generate(spec.id, [5, 6], spec.params, n=1)
+            (answer,) = await engines.generate(spec.id, [5, 6], spec.params, n=1)
+            assert answer.interval_s is not None and answer.interval_s[0] <= answer.interval_s[1]
         failing.add(expired[0].id)  # must not keep the others
         assert engines.num_sessions == 5 and await store.drop_expired() == 4
         assert (len(store), engines.num_sessions) == (1, 1) and store.find(open_one.id) is not None

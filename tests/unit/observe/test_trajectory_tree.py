@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlscale.observe.trajectory_tree import MAX_CHARS, MAX_TURNS, trajectory_tree
+from rlscale.trajectory import Trajectory
 from rlscale.types import Prompt, Sample, SampleStatus
 from tests.unit.observe.report.made_conversations import Maker, failed_trajectory, tool_trajectory, tree_trajectory
 
@@ -45,6 +46,21 @@ def test_shared_turns_are_there_once_and_a_sub_agent_has_its_prompt() -> None:
     assert [turn["own_prompt"] for turn in record["turns"]] == [False] * 4 + [True, False]
     assert [turn["trained"] for turn in record["turns"]] == [12, 0, 12, 12, 0, 12]
     assert record["turns"][4]["messages"][1]["content"] == "391 + 4" and record["turns"][4]["tokens"] == 3
+
+
+def test_the_prompt_is_that_of_the_agent() -> None:
+    trajectory = Trajectory(id=0, group_index=0, seed=0, prompt=Prompt(index=0, text="row", token_ids=(1,)))
+    start = trajectory.extend([], parent=None)
+    messages = ({"role": "system", "content": "Be short."}, {"role": "user", "content": "row"})
+    trajectory.turns[start].messages = messages
+    trajectory.turns[start].prompt = replace(trajectory.prompt, token_ids=(1, 2, 3))
+    answers = [
+        trajectory.extend([token], sampled=True, logprobs=[-1.0], weight_versions=[0], text="4", parent=start)
+        for token in (4, 5)
+    ]
+    record = tree(trajectory.samples())
+    assert record["prompt"] == list(messages) and record["prompt_tokens"] == 3
+    assert [(turn["number"], turn["parent"]) for turn in record["turns"]] == [(number, None) for number in answers]
 
 
 def test_a_failure_is_the_outcome() -> None:

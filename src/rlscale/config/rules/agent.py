@@ -6,7 +6,7 @@ import re
 import shlex
 from operator import attrgetter
 
-from rlscale.config.addresses import is_plain_url, public_url
+from rlscale.config.addresses import is_plain_url, is_url, public_url
 from rlscale.config.groups.agent import AgentIsolation, McpSessions, OnToolError
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.keys import keys
@@ -105,18 +105,21 @@ def agents_that_start_again_have_no_rounds(config: RunConfig) -> list[Problem]:
 def mcp_servers_are_urls_or_commands(config: RunConfig) -> list[Problem]:
     fix = "write http://<host>:<port>/mcp, or a command such as 'python my_server.py'"
     return [
-        Problem(path=f"agent.mcp_servers.{number}", rule="be a URL or a command", value=show(server), fix=fix)
+        Problem(
+            path=f"agent.mcp_servers.{number}", rule="be a URL or a command", value=show(public_url(server)), fix=fix
+        )
         for number, server in enumerate(config.agent.mcp_servers or ())
-        if not _is_command(server)
+        if not _is_server(server)
     ]
 
 
-def _is_command(text: str) -> bool:
-    """Whether a shell would split a text into words; a URL is one, too."""
+def _is_server(text: str) -> bool:
+    """Whether a text is a URL, or a command that a shell would split into words."""
     try:
-        return bool(shlex.split(text))
+        words = shlex.split(text)
     except ValueError:  # a quote that is not closed
         return False
+    return bool(words) and ("://" not in words[0] or is_url(text))
 
 
 IGNORED: tuple[IgnoredKey, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rlscale.config.addresses import is_plain_url, public_url
@@ -63,7 +64,9 @@ def read_only_folders_are_absolute(config: RunConfig) -> list[Problem]:
 def read_only_folders_are_free(config: RunConfig) -> list[Problem]:
     """These folders of a sandbox are not those of the machine."""
     for path in config.sandbox.read_only_folders:
-        if path.rstrip("/") in ("", *RESERVED) or path.startswith(tuple(f"{each}/" for each in RESERVED)):
+        # Two slashes at the start stay two in normpath.
+        found = os.path.normpath(path).replace("//", "/")
+        if found in ("/", *RESERVED) or found.startswith(tuple(f"{each}/" for each in RESERVED)):
             rule = f"not contain / or paths in {', '.join(RESERVED)}"
             fix = "remove it, or copy its files into another folder"
             return [Problem(path="sandbox.read_only_folders", rule=rule, value=path, fix=fix)]

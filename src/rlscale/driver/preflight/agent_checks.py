@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 from rlscale.config import RunConfig
 from rlscale.config.installed import is_installed
+from rlscale.config.problems import show
 from rlscale.config.rules import has_tools, uses_engines
 from rlscale.errors import ConfigError, Problem
 
@@ -19,7 +23,7 @@ def check_agent(config: RunConfig) -> list[Problem]:
     if not uses_engines(config):
         return []
     if agent.command is not None:
-        return _check_command(agent.command[0])
+        return _check_command(agent.command)
     return _check_tools(config) if has_tools(config) else []
 
 
@@ -43,8 +47,16 @@ def _check_tools(config: RunConfig) -> list[Problem]:
     return problems + check_server_names(tools, servers)
 
 
-def _check_command(program: str) -> list[Problem]:
-    if program == "python" or shutil.which(program) is not None:
-        return []
-    fix = "install the program, or write its full path"
-    return [Problem(path="agent.command.0", rule="be a program that can be executed", value=program, fix=fix)]
+def _check_command(command: Sequence[str]) -> list[Problem]:
+    program, rest = command[0], command[1:]
+    if program != "python" and shutil.which(program) is None:
+        words = program.split()
+        fix = "install the program, or write its full path"
+        if len(words) > 1:
+            fix = f"write each word as an entry, agent.command={show([*words, *rest])}"
+        return [Problem(path="agent.command.0", rule="be a program that can be executed", value=program, fix=fix)]
+    # The script of an interpreter: each attempt at each trajectory would end with the same error.
+    if Path(program).name.startswith("python") and rest and rest[0].endswith(".py") and not os.path.isfile(rest[0]):
+        fix = f"check the name, which is relative to {os.getcwd()}"
+        return [Problem(path="agent.command.1", rule="be an existing file", value=rest[0], fix=fix)]
+    return []

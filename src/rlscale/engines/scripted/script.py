@@ -86,8 +86,13 @@ def load_script(path: str) -> Script:
 def _read_file(file: Path) -> FileScript:
     if not file.is_file():
         raise _error("name an existing file", str(file), "check the path")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _error("be a file that can be read as UTF-8", str(file), str(error)) from error
     rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    # Not splitlines: JSON allows U+2028 within a text.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:

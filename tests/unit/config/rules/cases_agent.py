@@ -16,6 +16,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"agent.mcp_servers": ["python server.py", "http://127.0.0.1:9/mcp"], "agent.tools": ["a:b"]},
     ),
     (
+        "mcp_servers_are_urls_or_commands",
+        {"agent.mcp_servers": ["python server.py http://a", "ftp://10.0.0.1/mcp"]},
+        "agent.mcp_servers.1 must be a URL or a command, got ftp://10.0.0.1/mcp; write http://<host>:<port>/mcp",
+        {"agent.mcp_servers": ["https://10.0.0.1/mcp?key=a"]},
+    ),
+    (
         "one_key_generates_trajectories",
         {"agent.mcp_servers": ["a"], "agent.environment_path": "a:B"},
         "agent.environment_path must be null with agent.mcp_servers",

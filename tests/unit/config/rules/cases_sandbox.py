@@ -41,4 +41,10 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "got /; remove it, or copy its files into another folder",
         {"sandbox.read_only_folders": ["/opt"]},
     ),
+    (
+        "read_only_folders_are_free",
+        {"sandbox.read_only_folders": ["/opt/../proc"]},
+        "must not contain / or paths in /dev, /proc, /sandbox, /sys, got /opt/../proc; remove it",
+        {"sandbox.read_only_folders": ["/sys/../opt"]},
+    ),
 ]

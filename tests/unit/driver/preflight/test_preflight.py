@@ -249,6 +249,7 @@ def test_a_rehearsal_does_not_have_the_limits_of_sglang_on_a_cpu() -> None:
     ("overrides", "wrong"),
     [
         (["agent.command=[no-such-agent,--fast]"], ["agent.command.0"]),
+        (["agent.command=[python,no_such_agent.py]"], ["agent.command.1"]),
         (["agent.function_path=no_such_module:agent"], ["agent.function_path"]),
         (["agent.function_path=json:loads"], ["agent.function_path"]),
     ],
@@ -256,5 +257,5 @@ def test_a_rehearsal_does_not_have_the_limits_of_sglang_on_a_cpu() -> None:
 @pytest.mark.slow
 def test_agents_that_are_not_found_are_reported_before_the_run(overrides: list[str], wrong: list[str]) -> None:
     assert paths(overrides) == wrong
-    for right in ("agent.command=[python,my_agent.py]", "agent.function_path=operator:add"):
+    for right in (f"agent.command=[python,'{__file__}']", "agent.function_path=operator:add"):
         assert check_run(load_config(["experiment=quickstart", right])) == []

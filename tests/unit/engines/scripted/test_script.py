@@ -61,6 +61,19 @@ def test_wrong_rows_are_named(text: str, error: str, tmp_path: Path) -> None:
         load_script(write(tmp_path, text))
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes('{"answers": ["é"]}'.encode("latin-1"))
+    with pytest.raises(
+        ConfigError, match=r"rollout\.script_path must be a file that can be read as UTF-8, got .*answers"
+    ):
+        load_script(str(path))
+
+
+def test_a_text_may_contain_line_separators(tmp_path: Path) -> None:
+    assert load_script(write(tmp_path, '{"answers": ["a\u2028b"]}'))("text", REQUEST) == "a\u2028b"
+
+
 @pytest.mark.parametrize(
     ("path", "error"),
     [
