@@ -14,6 +14,8 @@ _ALWAYS_SECRET = frozenset(
 )
 _SECRET_KEY_PREFIXES = frozenset({"api", "access", "auth", "private", "wandb", "ssh"})
 _TEXT_TOKENS = frozenset({"eos", "bos", "pad", "unk", "sep", "mask", "stop", "end", "per"})
+_VALUE_NAMES = frozenset({"reward.key"})
+"""Keys of the config that hold the name of a value of a reward. They are written to the files of a run as they are."""
 _INNER_VALUE = re.compile(
     r"""([\w.]+)(\s*[:=]\s*)(\$\{[^}]*\}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?:\\.|[^\s,{}\[\]\\"'])(?:\\.|[^,{}\[\]\\"'])*)"""
 )
@@ -36,8 +38,10 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 def is_secret(name: str) -> bool:
     """Returns True if a setting of this dotted name holds a secret: a key, a token or a password.
 
-    Names of columns and of text tokens (`data.input_key`, `eos_token`) are no secrets.
+    Names of columns, of text tokens and of values (`data.input_key`, `eos_token`, `reward.key`) are no secrets.
     """
+    if name.lstrip("+~") in _VALUE_NAMES:
+        return False
     last_name = name.rsplit(".", 1)[-1]
     words = re.findall(r"[a-z0-9]+", _HUMP.sub("_", last_name).lower())
     if not words:
@@ -73,7 +77,8 @@ def replace_secrets(text: str, replacement: Callable[[str], str]) -> str:
 
     def replace(match: re.Match[str]) -> str:
         inner, between, found = match.groups()
-        return f"{inner}{between}{replacement(found) if is_secret(inner) else found}"
+        is_hidden = is_secret(f"{name}.{inner}")
+        return f"{inner}{between}{replacement(found) if is_hidden else found}"
 
     kept = name + equals + _INNER_VALUE.sub(replace, value)
     return _replace_in_urls(kept, replacement)
@@ -87,13 +92,17 @@ def redact_yaml(text: str) -> str:
 
 
 def redact(value: Any, name: str = "") -> Any:
-    """Redacts the values of secrets in a tree of JSON values, also within command lines (`run.overrides`)."""
+    """Redacts the values of secrets in a tree of JSON values, also within command lines (`run.overrides`).
+
+    Args:
+        name: dotted name of the tree. Empty: that of a whole config.
+    """
     if value is not None and is_secret(name):
         return REDACTED
     if isinstance(value, dict):
-        return {key: redact(inner, str(key)) for key, inner in value.items()}
+        return {key: redact(inner, f"{name}.{key}" if name else str(key)) for key, inner in value.items()}
     if isinstance(value, list):
-        is_command = name == "overrides"
+        is_command = name.rpartition(".")[2] == "overrides"
         return [redact_override(inner) if is_command and isinstance(inner, str) else redact(inner) for inner in value]
     return _replace_in_urls(value, lambda _: REDACTED) if isinstance(value, str) else value
 

@@ -10,6 +10,7 @@ from rlscale.secrets import REDACTED, is_secret, redact_override, redact_yaml
     "name",
     [
         "logging.wandb.key",
+        "custom.reward.key",
         "rollout.router_api_key",
         "custom.hf_token",
         "token",
@@ -40,6 +41,8 @@ def test_secrets_are_recognised(name: str) -> None:
         "data.input_key",
         "data.label_key",
         "data.metadata_key",
+        "reward.key",
+        "+reward.key",
         "rollout.stop_token_ids",
         "train.max_tokens_per_gpu",
         "throughput.tokens_per_s",
@@ -125,3 +128,10 @@ def test_secrets_of_urls_are_redacted_in_yaml() -> None:
         f"https://host/b?X-Amz-Date=3&X-Amz-Signature={REDACTED}",
         f"https://host/c?se=3&sig={REDACTED}",
     ]
+
+
+def test_the_value_of_a_reward_to_train_on_is_stored() -> None:
+    text = "reward: {key: score}\nlogging: {wandb: {key: k}}\nrun: {overrides: ['reward={key: acc}', wandb.key=k]}\n"
+    found = yaml.safe_load(redact_yaml(text))
+    assert found["reward"] == {"key": "score"} and found["logging"] == {"wandb": {"key": REDACTED}}
+    assert found["run"]["overrides"] == ["reward={key: acc}", f"wandb.key={REDACTED}"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,10 +115,10 @@ def check_function(arguments: CheckArguments) -> list[str]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process if it runs."""
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    """Ends the process, and those that the function has started: they share its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _end_problem(arguments: CheckArguments, code: int | None) -> Problem:

@@ -30,7 +30,7 @@ from rlscale.config.inspect.sources import read_source
 from rlscale.config.keys import keys
 from rlscale.config.load import load_config_with_notes
 from rlscale.errors import ConfigError, Problem
-from rlscale.secrets import is_secret, redact
+from rlscale.secrets import redact
 
 _CONFIGURATION = "a run folder, a config.yaml, an experiment, or overrides in quotes: 'experiment=quickstart algo=gspo'"
 
@@ -103,8 +103,7 @@ def _explain(arguments: argparse.Namespace) -> str:
     loaded = load_config_with_notes(arguments.overrides, config_dir=arguments.config_dir, to_run=False)
     found = explain(arguments.key, loaded)
     # Secrets must not appear in terminals and logs, neither as a value nor inside a mapping.
-    name = found.key if is_secret(found.key) else found.key.rpartition(".")[2]
-    found = replace(found, value=redact(found.value, name), replaced=redact(found.replaced, name))
+    found = replace(found, value=redact(found.value, found.key), replaced=redact(found.replaced, found.key))
     return json.dumps(asdict(found), indent=2) + "\n" if arguments.json else "\n".join(found.lines()) + "\n"
 
 

@@ -155,12 +155,13 @@ def _without_secret(problem: Problem) -> Problem:
     path, value = problem.path, problem.value
     if value in ("", show(""), show(None)):
         return problem
-    if any(map(is_secret, path.split("."))):
+    parts = path.split(".")
+    if any(is_secret(".".join(parts[: end + 1])) for end in range(len(parts))):
         shown = REDACTED
     else:
         try:
             tree = json.loads(value)
-            shown = value if redact(tree) == tree else show(redact(tree))
+            shown = value if redact(tree, path) == tree else show(redact(tree, path))
         except ValueError:  # it is no JSON, but a text, perhaps with the grammar of Hydra
             shown = redact_override(f"{path}={value}").removeprefix(f"{path}=")
     return problem if shown == value else replace(problem, value=shown, fix=problem.fix.replace(value, shown))

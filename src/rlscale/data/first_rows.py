@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, OnBadRow, prompt_paths
@@ -18,7 +19,17 @@ CHECKED_ROWS, CHECKED_BYTES = 2000, 1 << 23
 """Rows and bytes of a path that are checked: the check takes less than a second."""
 
 
-def check_first_rows(config: DataConfig, *, learns_conversations: bool, template: ChatTemplate | None) -> None:
+CheckMetadata = Callable[[Row, Mapping[str, Any]], None]
+"""Checks the metadata of a row; raises BadRowError."""
+
+
+def check_first_rows(
+    config: DataConfig,
+    *,
+    learns_conversations: bool,
+    template: ChatTemplate | None,
+    check_metadata: CheckMetadata | None = None,
+) -> None:
     """Checks that the first rows of each path have the fields of the config, and the first the chat template's form.
 
     With `data.on_bad_row=skip` only files are checked.
@@ -27,6 +38,7 @@ def check_first_rows(config: DataConfig, *, learns_conversations: bool, template
         config: `prompt_data` or `prompt_files`, and the names of their fields.
         learns_conversations: supervised training learns the answers of whole conversations.
         template: of the model; None: not known here, or not used.
+        check_metadata: further check of each row. None: there is none.
 
     Raises:
         DataError: a file cannot be read, has no rows, or a row cannot be used.
@@ -41,7 +53,9 @@ def check_first_rows(config: DataConfig, *, learns_conversations: bool, template
                 if key is not None and not isinstance(value, str):
                     check_markers(row, value, key)
                 row_label(row, config)
-                row_metadata(row, config)
+                metadata = row_metadata(row, config)
+                if check_metadata is not None:
+                    check_metadata(row, metadata)
                 if is_first and template is not None and not isinstance(value, str):
                     _check_template(row, value, config, template, is_conversation=learns_conversations)
                 is_first = False

@@ -23,6 +23,7 @@ from rlscale.config.user_functions import is_document_form, load_hook, names_jud
 from rlscale.errors import ConfigError, Problem
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.contracts import CONTRACTS, Contract, ContractError
+from rlscale.plugins.daemon_call import exit_fork
 from rlscale.plugins.example_judge import ExampleJudge
 from rlscale.plugins.load_plugin import load_plugin
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str], check: Callable[[str, str, RunConfig], list[str]])
     """
     path, kind, config_file, result_file = argv
     faulthandler.enable()
+    pid = os.getpid()
     config: RunConfig = pickle.loads(Path(config_file).read_bytes())
     problems: list[dict[str, str]] = []
     lines: list[str] = []
@@ -44,6 +46,7 @@ def main(argv: Sequence[str], check: Callable[[str, str, RunConfig], list[str]])
         problems = [
             {"path": each.path, "rule": each.rule, "value": each.value, "fix": each.fix} for each in error.problems
         ]
+    exit_fork(pid)
     # Renamed when complete: the parent never reads half a result.
     temporary = Path(f"{result_file}.part")
     temporary.write_text(json.dumps({"lines": lines, "problems": problems}), encoding="utf-8")
@@ -80,7 +83,7 @@ def run_contract(contract: Contract, target: Any, path: str) -> str:
         return contract.check(target)
     except ContractError as error:
         raise _problem(contract.key, error.rule, path, f"it returned {error.found}") from None
-    except (Exception, SystemExit) as error:  # user code may raise anything; reported with the place
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise anything; reported with the place
         raise _problem(contract.key, "work on the example", path, _describe(error)) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable, iscoroutinefunction, signature
@@ -17,7 +18,7 @@ from typing import Any
 from rlscale.config import BatchConfig, RunConfig
 from rlscale.config.user_functions import LOGITS
 from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem
-from rlscale.plugins.daemon_call import call_in_daemon
+from rlscale.plugins.daemon_call import call_in_daemon, exit_fork
 from rlscale.plugins.example_groups import example_batch, example_groups
 from rlscale.plugins.example_session import ExampleRollout, ExampleSession, ExampleTokenizer
 from rlscale.plugins.group_adapters import as_list
@@ -66,9 +67,11 @@ def check_group_reward(reward: Callable[..., Any], groups: Sequence[Group] | Non
     """
 
     async def score() -> list[list[Any]]:
-        values = []
+        values: list[list[Any]] = []
+        pid = os.getpid()
         for group in groups or example_groups():
             found = reward(group.samples)
+            exit_fork(pid)
             values.append(_checked_list(await found if isawaitable(found) else found, len(group.samples)))
         return values
 
@@ -258,7 +261,11 @@ def check_eval_log(log: Callable[..., Any], groups: Sequence[Group] | None = Non
 
 
 async def _score(reward: Callable[..., Any], samples: Sequence[Sample]) -> list[Any]:
-    found = [reward(sample) for sample in samples]
+    found: list[Any] = []
+    pid = os.getpid()
+    for sample in samples:
+        found.append(reward(sample))
+        exit_fork(pid)
     values = [await each if isawaitable(each) else each for each in found]
     return [_checked_value(value) for value in values]
 

@@ -29,6 +29,14 @@ def ends(sample):
 def crashes(sample):
     os.abort()
 
+def interrupted(sample):
+    raise KeyboardInterrupt
+
+def forks(sample):
+    print("called", flush=True)
+    os.fork()
+    return 1.0
+
 def endless(sample):
     while True: pass
 
@@ -82,6 +90,7 @@ def test_a_function_that_asks_a_judge_gets_an_example(capfd: pytest.CaptureFixtu
         ("nothing", "must return a finite number, or numbers by name, got checked_for_test:nothing; it returned None"),
         ("fails", "it raised ZeroDivisionError: division by zero (checked_for_test.py:16 in fails)"),
         ("ends", "must return, got checked_for_test:ends; its process ended with exit code 3"),
+        ("interrupted", "must work on the example, got checked_for_test:interrupted; it raised KeyboardInterrupt"),
         ("crashes", "its process ended with SIGABRT"),
         ("scor", "has no 'scor'; did you mean score?"),
     ],
@@ -90,6 +99,12 @@ def test_a_wrong_function_is_an_error(name: str, message: str, capfd: pytest.Cap
     assert main([f"checked_for_test:{name}", "--kind", "reward"]) == 2
     found = capfd.readouterr().err
     assert "rlscale-check-plugin: 1 error" in found and message in found
+
+
+def test_a_forked_child_that_returns_does_not_continue_the_check(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["checked_for_test:forks", "--kind", "reward", "--timeout", "20"]) == 0
+    found = capfd.readouterr()
+    assert "rewards [1.0, 1.0" in found.out and found.out.count("called") == 8 and not found.err
 
 
 def test_an_endless_loop_is_stopped(capfd: pytest.CaptureFixture[str]) -> None:

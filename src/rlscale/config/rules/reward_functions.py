@@ -6,7 +6,7 @@ import re
 
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.problems import nearest
+from rlscale.config.problems import nearest, show
 from rlscale.config.rules.conditions import uses_engines
 from rlscale.config.rules.rewards import DAPO_REWARDS, REMOTE_REWARDS
 from rlscale.config.rules.rule import rule
@@ -79,6 +79,16 @@ def reward_functions_are_weighted(config: RunConfig) -> list[Problem]:
     example = ", ".join(f"{name}: 1.0" for name in names)
     fix = f"set 'reward.weights={{{example}}}', or reward.key={names[0]} to train on one of them"
     return [Problem(path="reward.weights", rule="be set with reward.functions", value="{}", fix=fix)]
+
+
+@rule
+def reward_weights_have_an_effect(config: RunConfig) -> list[Problem]:
+    """A sum with weights of 0 only is 0 for every sample: nothing would be learned."""
+    weights = config.reward.weights
+    if not weights or any(weights.values()):
+        return []
+    fix = f"set e.g. reward.weights.{next(iter(weights))}=1.0"
+    return [Problem(path="reward.weights", rule="have a weight other than 0", value=show(weights), fix=fix)]
 
 
 @rule

@@ -72,6 +72,16 @@ def dapo_reward_has_a_key(config: RunConfig) -> list[Problem]:
 
 
 @rule
+def dapo_reward_has_the_value(config: RunConfig) -> list[Problem]:
+    """`reward.key` is a number that `dapo` returns: `pred` is a text."""
+    reward = config.reward
+    if reward.type not in DAPO_REWARDS or not is_single(config) or reward.key in (None, "score", "acc"):
+        return []
+    rule = f"be score or acc with reward.type={reward.type}"
+    return [Problem(path="reward.key", rule=rule, value=reward.key, fix="set reward.key=score")]
+
+
+@rule
 def reward_url_is_a_url(config: RunConfig) -> list[Problem]:
     url = config.reward.url
     fix = None if url is None else advise_url(url, example="http://10.0.0.1:8000/score")

@@ -9,9 +9,10 @@ from rlscale.config.installed import is_installed
 from rlscale.config.rules import learns_conversations, only_evaluates
 from rlscale.data.data_paths import PARQUET, SUFFIXES, files_to_name, find_data_files, is_missing, resolve_data_path
 from rlscale.data.downloads import advice_for, command_for
-from rlscale.data.first_rows import check_first_rows
+from rlscale.data.first_rows import CheckMetadata, check_first_rows
 from rlscale.data.rows import BadRowError
 from rlscale.driver.preflight.model_sources import starting_folder
+from rlscale.driver.preflight.row_rewards import row_reward_check
 from rlscale.errors import DataError, Problem
 from rlscale.models.chat_template import ChatTemplate, read_chat_template
 from rlscale.models.tiny_tokenizer import tiny_chat_template
@@ -30,11 +31,13 @@ def check_prompts(config: RunConfig) -> list[Problem]:
     is_read = data.data_source_path is None
     key = "data.prompt_data" if data.prompt_files is None else "data.prompt_files"
     template = read_template(config, applies=config.data.apply_chat_template)
-    learns = learns_conversations(config)
+    learns, check = learns_conversations(config), row_reward_check(config)
     return problems + [
         problem
         for path in prompt_paths(data)
-        for problem in check_file(key, _row_keys(config, path), template=template, learns=learns, is_read=is_read)
+        for problem in check_file(
+            key, _row_keys(config, path), template=template, learns=learns, is_read=is_read, check_metadata=check
+        )
     ]
 
 
@@ -97,9 +100,15 @@ def wrong_suffix(key: str, path: str) -> Problem:
 
 
 def check_file(
-    key: str, rows: DataConfig, *, template: ChatTemplate | None, learns: bool = False, is_read: bool = True
+    key: str,
+    rows: DataConfig,
+    *,
+    template: ChatTemplate | None,
+    learns: bool = False,
+    is_read: bool = True,
+    check_metadata: CheckMetadata | None = None,
 ) -> list[Problem]:
-    """Problems of a prompt file and of its first row."""
+    """Problems of a prompt file and of its first rows."""
     path = rows.prompt_data
     assert path is not None, "every evaluation set has a file"
     file = resolve_data_path(path)
@@ -115,7 +124,7 @@ def check_file(
     try:
         if any(each.suffix == PARQUET for each in find_data_files(path)) and not is_installed("pyarrow"):
             return []  # reported by the check of packages
-        check_first_rows(rows, learns_conversations=learns, template=template)
+        check_first_rows(rows, learns_conversations=learns, template=template, check_metadata=check_metadata)
     except BadRowError as error:
         cause = " ".join(str(error).split())
         return [Problem(path=key, rule="name a file whose rows can be used", value=path, fix=cause)]

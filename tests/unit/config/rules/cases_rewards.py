@@ -214,6 +214,18 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"reward.type": "boxed_remote_rm", "reward.url": "http://h"},
     ),
     (
+        "dapo_reward_has_the_value",
+        {"reward.type": "dapo", "reward.key": "pred"},
+        "reward.key must be score or acc with reward.type=dapo, got pred; set reward.key=score",
+        {"reward.type": "dapo", "reward.key": "acc"},
+    ),
+    (
+        "reward_weights_have_an_effect",
+        {"reward.custom_path": "a:b", "reward.weights": {"x": 0.0, "y": 0.0}},
+        'reward.weights must have a weight other than 0, got {"x": 0.0, "y": 0.0}; set e.g. reward.weights.x=1.0',
+        {"reward.custom_path": "a:b", "reward.weights": {"x": 0.0, "y": -1.0}},
+    ),
+    (
         "reward_url_is_a_url",
         {"reward.type": "math", "reward.url": "user:word@host/grade?api_key=abc"},
         "reward.url must be the URL of a server, http://<host>:<port>/<path> or https://..., got host/grade; write "

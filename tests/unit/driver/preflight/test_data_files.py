@@ -313,3 +313,21 @@ def test_saved_rollouts_exist(tmp_path: Path) -> None:
     values: Values = {"debug.load_rollout_data": str(tmp_path / "{rollout_id}.jsonl"), "data.num_rollout": 2}
     (problem,) = check_replay(config_with(values))
     assert problem.value == str(tmp_path / "1.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("deepscalr", "name a built-in reward as metadata.rm_type, got 'deepscalr'; did you mean deepscaler?"),
+        (3, "name a built-in reward as metadata.rm_type, got '3'; one of exact_match, remote_rm"),
+        ("remote_rm", "name no remote_rm as metadata.rm_type without reward.url, got 'remote_rm'; set reward.url"),
+        ("judge", "name no judge as metadata.rm_type without reward.engine.num_gpus, got 'judge'"),
+    ],
+)
+def test_rows_name_rewards_that_the_run_can_call(name: Any, cause: str, tmp_path: Path) -> None:
+    rows = [{"input": "1+1=", "label": 2, "metadata": {"rm_type": each}} for each in ("math", "", None, name)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    (problem,) = problems(path)
+    assert "must name a file whose rows can be used" in problem and "row 4 must " in problem and cause in problem
+    assert problems(path, {"reward.custom_path": "a:b"}) == []
+    assert problems(write(tmp_path / "b.jsonl", *rows[:3])) == []
