@@ -30,10 +30,10 @@ def test_a_log_has_output_end_and_turns_of_each_attempt(tmp_path: Path) -> None:
 def test_a_log_has_the_messages_of_given_turns(tmp_path: Path) -> None:
     trajectory = make_trajectory(0)
     trajectory.extend([4, 5])
-    trajectory.turns[0].messages = ({"role": "tool", "content": "42"}, {"role": "user", "content": "go on"})
+    trajectory.turns[0].messages = ({"role": "tool", "content": "42"}, {"role": "user", "content": "again"})
     AgentLogs(tmp_path, keep=1, max_bytes=1000).open(trajectory, rid="train-0-0", version=0).close(trajectory, None)
     text = (tmp_path / "0" / "0.log").read_text()
-    assert "turn 0 (given, 2 tokens, after the prompt): 'tool: 42\\nuser: go on'" in text
+    assert "turn 0 (given, 2 tokens, after the prompt): 'tool: 42\\nuser: again'" in text
 
 
 def test_the_last_line_does_not_depend_on_the_pieces_of_the_output(tmp_path: Path) -> None:

@@ -48,15 +48,16 @@ def _check_tools(config: RunConfig) -> list[Problem]:
 
 
 def _check_command(command: Sequence[str]) -> list[Problem]:
-    program, rest = command[0], command[1:]
+    program, arguments = command[0], command[1:]
     if program != "python" and shutil.which(program) is None:
         words = program.split()
         fix = "install the program, or write its full path"
         if len(words) > 1:
-            fix = f"write each word as an entry, agent.command={show([*words, *rest])}"
+            fix = f"write each word as an entry, agent.command={show([*words, *arguments])}"
         return [Problem(path="agent.command.0", rule="be a program that can be executed", value=program, fix=fix)]
     # The script of an interpreter: each attempt at each trajectory would end with the same error.
-    if Path(program).name.startswith("python") and rest and rest[0].endswith(".py") and not os.path.isfile(rest[0]):
+    script = arguments[0] if arguments and Path(program).name.startswith("python") else ""
+    if script.endswith(".py") and not os.path.isfile(script):
         fix = f"check the name, which is relative to {os.getcwd()}"
-        return [Problem(path="agent.command.1", rule="be an existing file", value=rest[0], fix=fix)]
+        return [Problem(path="agent.command.1", rule="be an existing file", value=script, fix=fix)]
     return []
