@@ -39,3 +39,8 @@ def test_the_algorithm_is_chosen_once() -> None:
     assert proposed("algo=dapo", "data.num_rollout=8")[1] == "rlscale-train data.num_rollout=8 algo=gspo"
     assert proposed("+algo=dapo")[1] == "rlscale-train algo=gspo"
     assert proposed("algo=gspo")[1] == "rlscale-train algo=grpo"
+
+
+def test_slimes_modules_are_kept() -> None:
+    commands = proposed("run.slime_modules=true", "run.dir=runs/mine")
+    assert commands[1] == "rlscale-train run.slime_modules=true algo=gspo"
