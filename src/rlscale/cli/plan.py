@@ -182,6 +182,9 @@ def read_flags(argv: Sequence[str]) -> tuple[PlanFlags, list[str], list[Problem]
                 problems.append(Problem(path=name, rule="be a known flag", value=name, fix=f"did you mean {found}?"))
         else:
             others.append(argument)
+    if flags.engine_costs != NO_COSTS and flags.schedule is None:
+        fix = f"add {FLAG} lengths.jsonl, or remove it"
+        problems.append(Problem(path=COSTS_FLAG, rule=f"be used with {FLAG}", value="no lengths", fix=fix))
     return flags, others, problems
 
 

@@ -138,7 +138,7 @@ def print_schedules(
     for name, each in {**found["choices"], "partial_rollout, fastest": best}.items():
         table.add_row(name, f"{each['steps_per_rollout']:,.0f}", f"{each['busy_share']:.0%}", f"{each['ratio']:.2f} x")
     table.caption = (
-        f"fastest: sampling.over_sampling_batch_size={best['over_sampling_batch_size']} "
+        f"fastest: sampling=partial sampling.over_sampling_batch_size={best['over_sampling_batch_size']} "
         f"sampling.max_weight_versions={best['max_weight_versions']}"
     )
     Console(highlight=False, width=width).print(table)

@@ -101,7 +101,9 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     """Commands to try next, each with its purpose; they start with the overrides of this run."""
     # An override with a secret must not be printed; names and folders of this run must not be used twice.
     typed = [override for override in config.run.overrides if redact_override(override) == override]
-    kept = [each for each in typed if not each.startswith("run.") and each.lstrip("+") != "experiment=quickstart"]
+    # Functions that import slime's modules need them in every run.
+    typed = [each for each in typed if each.startswith("run.slime_modules=") or not each.lstrip("+").startswith("run.")]
+    kept = [each for each in typed if each.lstrip("+") != "experiment=quickstart"]
     same = " ".join(["rlscale-train", *map(shlex.quote, kept)])
     # A group may be chosen once.
     others = [each for each in kept if not each.lstrip("+").startswith("algo=")]

@@ -201,7 +201,8 @@ def test_schedules_are_compared_for_lengths_of_the_user(capsys: pytest.CaptureFi
     assert "32 slots, 12 requests per slot, rollout.max_staleness=0" in text
     best = found["fastest_partial_rollout"]
     assert best["ratio"] >= found["choices"]["partial_rollout"]["ratio"] * 0.98
-    assert f"sampling.over_sampling_batch_size={best['over_sampling_batch_size']} sampling.max_weight_ver" in text
+    submitted = best["over_sampling_batch_size"]
+    assert f"fastest: sampling=partial sampling.over_sampling_batch_size={submitted} sampling.max_weight_ver" in text
 
 
 @pytest.mark.slow
@@ -213,6 +214,12 @@ def test_costs_of_the_engine_change_the_prediction(capsys: pytest.CaptureFixture
     steps = [found["choices"]["plain"]["steps_per_rollout"] for found in (free, paid)]
     assert steps[1] > steps[0] + 300  # 384 requests of 2 steps, of which decoding is faster
     assert free["engine_costs"] | {"step_of_one": 0.5, "request": 2.0} == paid["engine_costs"]
+
+
+def test_costs_without_lengths_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--engine-costs=request=2"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert "--engine-costs must be used with --schedule, got no lengths; add --schedule lengths.jsonl" in text
 
 
 @pytest.mark.parametrize("value", ["request=-1", "request", "requests=1", "step_of_one=0", "step_of_one=1.5", ""])

@@ -43,3 +43,8 @@ def test_the_algorithm_is_chosen_once() -> None:
 
 def test_a_run_that_does_not_train_suggests_no_algorithm() -> None:
     assert proposed("debug.rollout_only=true") == ["rlscale-report runs/mine"]
+
+
+def test_slimes_modules_are_kept() -> None:
+    commands = proposed("run.slime_modules=true", "run.dir=runs/mine")
+    assert commands[1] == "rlscale-train run.slime_modules=true algo=gspo"
