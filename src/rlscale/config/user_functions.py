@@ -30,7 +30,7 @@ from rlscale.config.rules import (
     uses_router,
 )
 from rlscale.config.run_config import RunConfig
-from rlscale.config.slime_modules import VARIABLE, install_slime_modules
+from rlscale.config.slime_modules import KEY, VARIABLE, install_slime_modules
 from rlscale.errors import ConfigError, Problem
 
 
@@ -427,7 +427,10 @@ def import_path(path: str, *, key: str) -> Any:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # user code may raise anything; reported as ConfigError
         fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and str(error) == f"No module named {module_name!r}":
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        if missing.partition(".")[0] == "slime" and not os.environ.get(VARIABLE):
+            fix += f"; set {KEY}=true, with which rlscale has slime's modules for functions"
+        elif missing == module_name:
             fix += f"; check its name, and that it is installed or in {os.getcwd()}"
         raise _error(key, rule, path, fix) from error
     if not hasattr(module, name):

@@ -127,6 +127,12 @@ def test_a_file_below_the_working_folder_is_a_module(tmp_path: Path) -> None:
         ("reward.custom_path", "exits_for_test:f", {}, "importing 'exits_for_test' failed: SystemExit: 3"),
         ("reward.custom_path", "wrong_for_test:f", {}, "importing 'wrong_for_test' failed: SyntaxError"),
         ("reward.custom_path", "gone_for_test.deep:f", {}, "No module named 'gone_for_test'"),
+        (
+            "sampling.dynamic_filter_path",
+            "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
+            {},
+            "No module named 'slime'; set run.slime_modules=true, with which",
+        ),
     ],
 )
 def test_invalid_user_functions_are_reported(key: str, path: str, others: dict[str, Any], message: str) -> None:
