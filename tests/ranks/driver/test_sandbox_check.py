@@ -25,13 +25,15 @@ def test_nothing_is_started_without_sandboxes(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_folder_that_does_not_exist_is_a_problem(tmp_path: Path) -> None:
     (problem,) = check_sandbox(config("sandbox.kind=subprocess", f"sandbox.read_only_folders=[{tmp_path}/gone]"))
-    assert str(problem).startswith(f"sandbox.read_only_folders must name existing paths, got {tmp_path}/gone; ")
+    assert str(problem).startswith(f"sandbox.read_only_folders must name existing folders, got {tmp_path}/gone; ")
+    (problem,) = check_sandbox(config("sandbox.kind=subprocess", f"sandbox.read_only_folders=[{__file__}]"))
+    assert str(problem).startswith("sandbox.read_only_folders must name existing folders, got ")
 
 
 def test_sandboxes_that_do_not_start_are_a_problem_with_the_reason() -> None:
     broken = config("sandbox.kind=subprocess").writable_copy()
     # A rule refuses it, because the file system of a sandbox has no place for it.
-    broken.sandbox.read_only_folders = ["/proc/self/cmdline"]
+    broken.sandbox.read_only_folders = ["/proc/sys/kernel"]
     (problem,) = check_sandbox(broken)
     assert isinstance(problem, Problem) and problem.path == "sandbox.kind"
     assert "subprocess (a sandbox did not start: " in problem.value and "/proc" in problem.value

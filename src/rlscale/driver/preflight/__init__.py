@@ -183,9 +183,9 @@ def check_sandbox(config: RunConfig) -> list[Problem]:
         return []  # `check_packages` reports a missing package
     if kind == SandboxKind.fusion and config.sandbox.url is None:
         return []  # a rule reports the missing key
-    if missing := [path for path in config.sandbox.read_only_folders if not Path(path).exists()]:
+    if missing := [path for path in config.sandbox.read_only_folders if not Path(path).is_dir()]:
         path, fix = "sandbox.read_only_folders", "create it, or remove it"
-        return [Problem(path=path, rule="name existing paths", value=missing[0], fix=fix)]
+        return [Problem(path=path, rule="name existing folders", value=missing[0], fix=fix)]
     # Imported here: the clients of services take a tenth of a second, and few runs have sandboxes.
     from rlscale.sandboxes.open_sandboxes import find_sandbox_fault
 
