@@ -26,6 +26,7 @@ GRACE_S = 3.0
 POLL_S = 0.1
 GIVE_UP_S = 20.0
 SCAN_INTERVAL_S = 2.0
+_PART_BYTES = 4096
 
 
 @contextmanager
@@ -61,17 +62,25 @@ def reaped_session() -> Iterator[None]:
 def marked_processes(mark: str, *, variable: str = MARK) -> list[int]:
     """Ids of this user's living processes that were started with the mark in their environment."""
     entry = f"\0{variable}={mark}\0".encode()
-    found = []
-    for pid in _all_processes():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                # Not split into its variables: thousands of small objects for each scan would fragment the heap.
-                environment = environ.read()
-        except OSError:
-            continue  # it has ended, or belongs to another user
-        if environment.startswith(entry[1:]) or entry in environment:
-            found.append(pid)
-    return found
+    return [pid for pid in _all_processes() if _has_entry(pid, entry)]
+
+
+def _has_entry(pid: int, entry: bytes) -> bool:
+    """Whether the environment of a process has an entry, which begins and ends with a zero byte.
+
+    Read in small parts: whole environments, and a list of their variables, would make the heap of a process that runs
+    for weeks as large as the largest environment of the machine.
+    """
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as environ:
+            end = b"\0"
+            while part := environ.read(_PART_BYTES):
+                if entry in end + part:
+                    return True
+                end = (end + part)[-len(entry) :]
+    except OSError:
+        pass  # it has ended, or belongs to another user
+    return False
 
 
 def marked_trees(mark: str, *, variable: str = MARK) -> set[tuple[int, int]]:

@@ -43,6 +43,22 @@ def test_a_session_ends_its_processes() -> None:
     assert MARK not in os.environ
 
 
+def test_the_mark_is_found_at_any_place_of_an_environment() -> None:
+    """Environments are read in parts of 4,096 bytes."""
+    children = {}
+    for length in (0, 4000, 4060, 4070, 4080, 4090, 4100, 9000):
+        env = {"A": "x" * length, MARK: "some_mark", "B": "y"} if length else {MARK: "some_mark"}
+        child = subprocess.Popen(["/bin/sleep", "600"], env=env)
+        children[child.pid] = child
+    other = subprocess.Popen(["/bin/sleep", "600"], env={"A": f"{MARK}=some_mark", MARK: "some_mark_too"})
+    try:
+        assert eventually(lambda: set(marked_processes("some_mark")) == set(children))
+    finally:
+        for child in (*children.values(), other):
+            child.kill()
+            child.wait()
+
+
 # Like a process that has overwritten its environment: its child has no mark.
 WITH_UNMARKED_CHILD = f"""
 import subprocess, sys, time
