@@ -9,17 +9,24 @@ from rlscale.cli.doctor import main
 from rlscale.doctor.catalog import CHECKS
 
 WITH_RAY = ("ray", "quickstart")
+LIKE_OTHERS = ("attention", "lora", "shared_memory", "disk", "mfu_small")
+"""Checks that take 10 to 20 seconds each next to other tests, and whose code the others share."""
 NEEDS_CUDA = {check.name for check in CHECKS if check.needs_cuda}
 
 
 @pytest.mark.slow
-def test_every_check_without_ray_is_fine_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--device", "cpu", "--deadline-scale", "4", "--out", str(tmp_path), "--skip", *WITH_RAY])
+@pytest.mark.parametrize(
+    "skipped", [(*WITH_RAY, *LIKE_OTHERS), pytest.param(WITH_RAY, marks=pytest.mark.nightly)], ids=["some", "all"]
+)
+def test_every_check_without_ray_is_fine_on_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], skipped: tuple[str, ...]
+) -> None:
+    code = main(["--device", "cpu", "--deadline-scale", "4", "--out", str(tmp_path), "--skip", *skipped])
     content = json.loads((tmp_path / "doctor_cpu.json").read_text())
     verdicts = {check["name"]: check["verdict"] for check in content["checks"]}
     text = json.dumps([check for check in content["checks"] if check["verdict"] not in ("ok", "skipped")], indent=1)
     assert code == 0, text
-    assert list(verdicts) == [check.name for check in CHECKS if check.name not in WITH_RAY]
+    assert list(verdicts) == [check.name for check in CHECKS if check.name not in skipped]
     # A machine with little shared memory or disk gets a warning.
     assert {name for name, verdict in verdicts.items() if verdict not in ("ok", "skipped")} <= {"machine"}, text
     assert {name for name, verdict in verdicts.items() if verdict == "skipped"} == NEEDS_CUDA

@@ -69,6 +69,7 @@ def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path:
     assert json.loads((separate.run_dir / "finished.json").read_text())["num_rollouts"] == 3
 
 
+@pytest.mark.nightly
 def test_a_critic_on_a_separate_gpu_is_restarted_without_changing_results(cache: Path, tmp_path: Path) -> None:
     separate = (
         "data.num_rollout=16",

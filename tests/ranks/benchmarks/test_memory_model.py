@@ -18,7 +18,7 @@ def world() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("name", [pytest.param(NAMES[0], marks=pytest.mark.nightly), *NAMES[1:]])
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in NAMES[:2]), NAMES[2]])
 def test_the_memory_of_a_step_is_predicted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import memory_model
     import memory_probe
