@@ -23,7 +23,6 @@ from torch import Tensor
 
 from rlscale.config import LossType, compares_policies
 from rlscale.training.batch_invariant.equal_logprobs import check_equal_logprobs
-from rlscale.training.cpu.allocator import FreedMemory
 from rlscale.training.loss.column_outputs import add_column_means
 from rlscale.training.loss.policy_loss import add_eval_loss, add_logprob_diff
 from rlscale.training.loss.teacher_targets import TeacherTargets
@@ -71,7 +70,6 @@ class RoleBackend(ABC):
         self._device, self._offloader = rank.device, rank.offloader
         self._num_rollouts = 0  # trained on
         self._current: tuple[PackedRollout, TrainColumns] | None = None  # between `score` and `optimize`
-        self._memory = FreedMemory() if rank.device.type == "cpu" else None
 
     # -- training
 
@@ -247,8 +245,6 @@ class RoleBackend(ABC):
     def offload(self) -> None:
         """See TrainBackend."""
         self._offloader.offload_all()
-        if self._memory is not None:
-            self._memory.release()
 
     def exporting(self) -> AbstractContextManager[None]:
         """See TrainerRank."""

@@ -38,31 +38,6 @@ def test_freed_memory_stays_with_the_process() -> None:
     assert grown["plain"] < 10
 
 
-RELEASED = (
-    PROGRAM
-    + """
-from rlscale.training.cpu.allocator import FreedMemory
-
-memory = FreedMemory(interval_s=float(sys.argv[2]))
-assert memory.release() == (sys.argv[2] == "0")
-print(resident_mb() - before)
-"""
-)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the settings")
-def test_kept_memory_is_returned_after_the_interval() -> None:
-    def grown(interval_s: str) -> list[float]:
-        done = subprocess.run(
-            [sys.executable, "-c", RELEASED, "keep", interval_s], check=True, capture_output=True, text=True
-        )
-        return list(map(float, done.stdout.split()))
-
-    before, after = grown("0")
-    assert before > 60 and after < 10
-    assert min(grown("60")) > 60
-
-
 IN_A_THREAD = """
 import ctypes, resource, sys, threading
 from rlscale.training.cpu.allocator import keep_freed_memory

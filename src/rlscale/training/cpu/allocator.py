@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import time
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _KEPT_BYTES = 256 << 20
@@ -22,27 +21,3 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_TOP_PAD, _KEPT_BYTES))
     return all(bool(mallopt(name, value)) for name, value in settings)
-
-
-class FreedMemory:
-    """Returns what a long run has kept to the system, seldom: pages that are needed again cost a fault each.
-
-    Without it a process keeps the most that it ever needed, and pieces between blocks that no step uses again: 6 to 10
-    MB more in 20,000 small steps.
-
-    Example:
-        memory = FreedMemory()
-        memory.release()  # after each step
-    """
-
-    def __init__(self, *, interval_s: float = 300.0) -> None:
-        self._interval_s, self._released_s = interval_s, time.monotonic()
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-    def release(self) -> bool:
-        """Returns freed memory if the last time was `interval_s` ago, and whether it did."""
-        if self._trim is None or time.monotonic() - self._released_s < self._interval_s:
-            return False
-        self._trim(ctypes.c_size_t(0))
-        self._released_s = time.monotonic()
-        return True
