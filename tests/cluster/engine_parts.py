@@ -12,12 +12,21 @@ import ray
 from rlscale.cluster.ray_engines import RayEngines
 from rlscale.cluster.ray_session import Bundles, placement_group_for
 from rlscale.config import ClusterConfig, Device
+from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout
 from tests.fake_sglang import records
 
 ON_GPUS = ClusterConfig(device=Device.cuda)
+
+
+def groups_of_two_sizes(*, prefill: int, decode: int) -> tuple[ServerGroup, ...]:
+    """Prefill engines of two GPUs and decode engines of four; `prefill` and `decode` are numbers of engines."""
+    return (
+        ServerGroup(role=ServerRole.prefill, num_gpus=2 * prefill, num_gpus_per_engine=2),
+        ServerGroup(role=ServerRole.decode, num_gpus=4 * decode, num_gpus_per_engine=4),
+    )
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import ray
 
-from rlscale.config.server_groups import ServerGroup, ServerRole
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.plan.placement import Layout
-from tests.cluster.engine_parts import engines_of, gpus_of_trainers, last_launch, visible_gpus
+from tests.cluster.engine_parts import engines_of, gpus_of_trainers, groups_of_two_sizes, last_launch, visible_gpus
 from tests.engine_launches import build_launch
 
 
@@ -56,10 +55,7 @@ def test_each_rank_of_a_colocated_engine_is_on_the_gpu_of_its_trainer_rank(
 def test_engines_of_two_sizes_have_the_gpus_of_their_bundles(
     launch: SglangLaunch, tmp_path: Path, colocate: bool
 ) -> None:
-    groups = (
-        ServerGroup(role=ServerRole.prefill, num_gpus=4, num_gpus_per_engine=2),
-        ServerGroup(role=ServerRole.decode, num_gpus=8, num_gpus_per_engine=4),
-    )
+    groups = groups_of_two_sizes(prefill=2, decode=2)
     layout = Layout(num_trainers=12 if colocate else 3, num_engines=4, gpus_per_engine=4, colocate=colocate)
     layout = replace(layout, num_prefill_engines=2, gpus_per_prefill_engine=2)
     with engines_of(replace(launch, num_gpus=1, groups=groups), layout, tmp_path) as (engines, bundles):

@@ -18,7 +18,7 @@ from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.errors import ConfigError, WorkerError
 from rlscale.plan.placement import Layout
-from tests.cluster.engine_parts import engines_of, has_ended, last_launch, visible_gpus, wait_dead
+from tests.cluster.engine_parts import engines_of, groups_of_two_sizes, has_ended, last_launch, visible_gpus, wait_dead
 from tests.engine_launches import build_launch
 from tests.fake_sglang import records
 
@@ -166,10 +166,7 @@ async def assert_the_role_stays(engines: RayEngines, folder: Path) -> None:
 def test_engines_of_two_sizes_are_restarted_with_their_own(
     launch: SglangLaunch, tmp_path: Path, colocate: bool
 ) -> None:
-    groups = (
-        ServerGroup(role=ServerRole.prefill, num_gpus=2, num_gpus_per_engine=2),
-        ServerGroup(role=ServerRole.decode, num_gpus=4, num_gpus_per_engine=4),
-    )
+    groups = groups_of_two_sizes(prefill=1, decode=1)
     layout = Layout(num_trainers=6 if colocate else 0, num_engines=2, gpus_per_engine=4, colocate=colocate)
     layout = replace(layout, gpus_per_node=2, num_prefill_engines=1, gpus_per_prefill_engine=2)
     with engines_of(replace(launch, num_gpus=1, groups=groups), layout, tmp_path) as (engines, _):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from rlscale.cli.app import INTERRUPTED, main_train
+from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
 from rlscale.observe.unfailing_stream import unfailing_output
@@ -30,9 +29,6 @@ def main() -> None:
         code = main_train(
             sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run, share_ray=share_ray_of_jobs
         )
-    if code == INTERRUPTED:
-        # asyncio would report the connections of threads that were left; the end of the process closes them.
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.exit(code)
 
 

@@ -429,7 +429,7 @@ def import_path(path: str, *, key: str) -> Any:
         fix = f"importing {module_name!r} failed: {type(error).__name__}: {error}"
         missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
         if missing.partition(".")[0] == "slime" and not os.environ.get(VARIABLE):
-            fix += f"; set {KEY}=true, with which rlscale has slime's modules for functions"
+            fix += f"; set {KEY}=true: rlscale then provides slime's modules to user functions"
         elif missing == module_name:
             fix += f"; check its name, and that it is installed or in {os.getcwd()}"
         raise _error(key, rule, path, fix) from error

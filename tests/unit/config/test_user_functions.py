@@ -131,7 +131,7 @@ def test_a_file_below_the_working_folder_is_a_module(tmp_path: Path) -> None:
             "sampling.dynamic_filter_path",
             "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std",
             {},
-            "No module named 'slime'; set run.slime_modules=true, with which",
+            "No module named 'slime'; set run.slime_modules=true: rlscale then provides",
         ),
     ],
 )

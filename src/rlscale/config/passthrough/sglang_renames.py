@@ -6,6 +6,7 @@ from types import MappingProxyType
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "attention_context_parallel_size": "attn_cp_size",
+        "collect_tokens_histogram": "enable_metrics",
         "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
         "data_parallel_size": "dp_size",
         "disable_chunked_prefill": "chunked_prefill_size",
@@ -13,12 +14,12 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "disable_flashinfer": "attention_backend",
         "disable_flashinfer_sampling": "sampling_backend",
         "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
-        "enable_beta_spec": "disable_overlap_schedule",
+        "elastic_ep_rejoin": "ep_join_mode",
         "enable_breakable_cuda_graph": "cuda_graph_backend_prefill",
         "enable_deepep_moe": "moe_a2a_backend",
         "enable_deepep_waterfill": "enable_waterfill",
         "enable_ep_moe": "ep_size",
-        "enable_expert_distribution_metrics": "expert_distribution_recorder_mode",
+        "enable_expert_distribution_metrics": "expert_balancedness_report_mode",
         "enable_flashinfer_cutedsl_moe": "moe_runner_backend",
         "enable_flashinfer_cutlass_moe": "moe_runner_backend",
         "enable_flashinfer_mla": "attention_backend",
@@ -27,7 +28,6 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "enable_flashinfer_trtllm_moe": "moe_runner_backend",
         "enable_flashmla": "attention_backend",
         "enable_nsa_prefill_context_parallel": "enable_prefill_cp",
-        "enable_overlap_schedule": "disable_overlap_schedule",
         "enable_piecewise_cuda_graph": "cuda_graph_backend_prefill",
         "enable_prefill_context_parallel": "enable_prefill_cp",
         "enable_triton_kernel_moe": "moe_runner_backend",
@@ -37,6 +37,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "fp4_gemm_backend": "fp4_gemm_runner_backend",
         "fp8_gemm_backend": "fp8_gemm_runner_backend",
         "grpc_http_sidecar_port": "smg_http_sidecar_port",
+        "hierarchical_sparse_attention_extra_config": "hisparse_config",
         "hybrid_kvcache_ratio": "swa_full_tokens_ratio",
         "impl": "model_impl",
         "keep_mm_feature_on_device": "mm_feature_transport",
@@ -48,6 +49,7 @@ RENAMED: Mapping[str, str] = MappingProxyType(
         "max_prefill_num_token": "max_prefill_tokens",
         "model": "model_path",
         "moe_data_parallel_size": "moe_dp_size",
+        "multi_item_scoring_delimiter": "enable_mis",
         "nccl_init_addr": "dist_init_addr",
         "nsa_decode_backend": "dsa_decode_backend",
         "nsa_prefill_backend": "dsa_prefill_backend",
@@ -77,19 +79,18 @@ RENAMED: Mapping[str, str] = MappingProxyType(
 """Names of arguments in versions from 0.4 on, and common abbreviations -> the present name, or that of the argument
 that has taken its place, perhaps with other values."""
 
-_DEFAULT = "remove it: SGLang does this without an argument now"
-_GONE = "remove it: SGLang has no such feature any more"
+_GONE = "remove it: SGLang has no argument in its place any more"
+_OVERLAP = "remove it: it is on by default; sglang.disable_overlap_schedule=true turns it off"
 _SEPARATED = "remove it: prefill and decode servers tell each other their sizes"
 
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
-        "collect_tokens_histogram": _DEFAULT,
         "debug_tensor_dump_inject": _GONE,
         "debug_tensor_dump_prefill_only": _GONE,
         "disable_hicache_numa_detect": _GONE,
         "disable_jump_forward": _GONE,
         "disable_mla": _GONE,
-        "disable_nan_detection": _DEFAULT,
+        "disable_nan_detection": _GONE,
         "disable_overlap_cg_plan": _GONE,
         "disaggregation_decode_dp": _SEPARATED,
         "disaggregation_decode_enable_fake_auto": _GONE,
@@ -100,16 +101,15 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "ds_heavy_channel_type": _GONE,
         "ds_heavy_token_num": _GONE,
         "ds_sparse_decode_threshold": _GONE,
-        "elastic_ep_rejoin": _GONE,
+        "enable_beta_spec": _OVERLAP,
         "enable_double_sparsity": _GONE,
-        "enable_mla": _DEFAULT,
+        "enable_mla": _GONE,
         "enable_nan_detection": _GONE,
-        "hierarchical_sparse_attention_extra_config": _GONE,
+        "enable_overlap_schedule": _OVERLAP,
         "load_watch_interval": _GONE,
         "mm_max_concurrent_calls": _GONE,
         "mm_per_request_timeout": _GONE,
-        "multi_item_scoring_delimiter": _GONE,
-        "n_share_experts_fusion": _DEFAULT,
+        "n_share_experts_fusion": _GONE,
         "pdlb_url": _GONE,
         "prefill_round_robin_balance": _GONE,
         "record_nolora_graph": _GONE,

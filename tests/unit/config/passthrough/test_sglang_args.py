@@ -197,7 +197,8 @@ def test_every_earlier_argument_is_answered() -> None:
     ("name", "fix"),
     [
         ("stream_output", "did you mean sglang.incremental_streaming_output?"),
-        ("disable_mla", "remove it: SGLang has no such feature any more"),
+        ("disable_mla", "remove it: SGLang has no argument in its place any more"),
+        ("hierarchical_sparse_attention_extra_config", "did you mean sglang.hisparse_config?"),
         ("model", "set model.hf_checkpoint"),
         ("nccl_init_addr", "remove it: the cluster.* keys place the engines"),
     ],
