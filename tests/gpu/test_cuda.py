@@ -5,19 +5,21 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from rlscale.config import ComputeDtype, WeightChannelName
+from rlscale.config import AttnImplementation, ComputeDtype, OffloadMode, WeightChannelName
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
 from rlscale.models.hf_models import load_causal_lm
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.spec import OffloadSpec
 from rlscale.types import EngineAddress, Generation, SamplingParams, TrainBatch, TrainResult
 from rlscale.weights.factory import ChannelSpec, make_channel
 from rlscale.weights.sync import WeightSync
@@ -50,7 +52,10 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def three_steps(model_path: str, *, device: str, dtype: ComputeDtype) -> tuple[FsdpBackend, list[TrainResult]]:
-    backend = FsdpBackend(spec(model_path, device=device, dtype=dtype, lr=1e-3), rank=0, world_size=1)
+    # The kernel that comes with torch: flash-attn may not be installed.
+    kernel = AttnImplementation.sdpa
+    given = spec(model_path, device=device, dtype=dtype, lr=1e-3, attn_implementation=kernel)
+    backend = FsdpBackend(given, rank=0, world_size=1)
     return backend, [backend.train(BATCH, [plan(BATCH, TWO_MICROBATCHES)]) for _ in range(3)]
 
 
@@ -72,6 +77,25 @@ def test_bfloat16_with_variable_length_kernels_is_near_float32(model_path: str) 
     for a, b in zip(exact, rounded, strict=True):
         assert b.steps[0]["entropy"] == pytest.approx(a.steps[0]["entropy"], rel=0.02)
         assert b.steps[0]["grad_norm"] == pytest.approx(a.steps[0]["grad_norm"], rel=0.1)
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("mode", [None, OffloadMode.move])
+def test_a_loaded_checkpoint_continues_as_its_run(model_path: str, tmp_path: Path, mode: OffloadMode | None) -> None:
+    """Also where all models leave the device between the calls."""
+    offload = None if mode is None else OffloadSpec(mode=mode)
+    made = partial(
+        spec, model_path, device="cuda", dtype=ComputeDtype.bfloat16, attn_implementation=AttnImplementation.sdpa
+    )
+    first, second = (FsdpBackend(made(offload=offload), rank=0, world_size=1) for _ in range(2))
+    first.train(BATCH, [plan(BATCH, TWO_MICROBATCHES)])
+    first.save(tmp_path)
+    second.load(tmp_path)
+    for (name, x), (_, y) in zip(first.weights(), second.weights(), strict=True):
+        assert torch.equal(x, y), name
+    expected, found = (backend.train(BATCH, [plan(BATCH, TWO_MICROBATCHES)]) for backend in (first, second))
+    for name in ("loss", "grad_norm", "entropy"):
+        assert found.steps[0][name] == pytest.approx(expected.steps[0][name], rel=1e-3, abs=1e-5), name
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

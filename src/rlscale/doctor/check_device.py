@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 from rlscale.doctor.catalog import CheckContext
@@ -18,6 +19,10 @@ GB = 1e9
 MIN_HOST_GB, MIN_DISK_GB, MIN_SHARED_GB = 4.0, 2.0, 1.0
 QUERY = "name,driver_version,memory.total,memory.used"
 MAX_RANKS = 8
+
+LIBRARIES = ("torch", "transformers", "ray", "hydra", "peft", "megatron.core")
+MAX_IMPORT_S = 15.0
+"""Every process of a run imports most of them: above this time for all together each start is slow."""
 
 
 def machine(context: CheckContext) -> CheckResult:
@@ -48,6 +53,29 @@ def machine(context: CheckContext) -> CheckResult:
             next_step="free space; in a container give it more shared memory (docker run --shm-size=16g)",
         )
     return CheckResult(verdict=CheckVerdict.ok, summary=summary, figures=tuple(figures))
+
+
+def imports(context: CheckContext) -> CheckResult:
+    """Imports the libraries, and so also brings their files into memory for the checks that follow."""
+    figures, missing = [], []
+    began = time.perf_counter()
+    for name in LIBRARIES:
+        started = time.perf_counter()
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise  # the library is here, one that it needs is not
+            missing.append(name)
+            continue
+        figures.append(Figure(name=name, value=time.perf_counter() - started, unit="s"))
+    total = time.perf_counter() - began
+    summary = f"{len(figures)} libraries in {total:.1f} s"
+    if missing:
+        summary += f"; not installed: {', '.join(missing)}"
+    is_slow = total > MAX_IMPORT_S
+    verdict = CheckVerdict.warning if is_slow else CheckVerdict.ok
+    return CheckResult(verdict=verdict, summary=summary, figures=tuple(figures))
 
 
 def _query_gpus() -> list[str]:

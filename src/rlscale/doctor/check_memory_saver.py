@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 from rlscale.cluster.memory_saver_env import SAVER, saver_variables
+from rlscale.config import TrainBackendName
 from rlscale.doctor.catalog import CheckContext
-from rlscale.doctor.check_result import CheckResult, SkipCheck, parse_result
+from rlscale.doctor.check_result import CheckResult, SkipCheck, parse_result, worst
 from rlscale.doctor.saver_probe import build_saver_spec
 from rlscale.doctor.tiny_training import build_tiny_model
 
@@ -25,13 +27,34 @@ FIELDS = {
 
 
 def memory_saver(context: CheckContext) -> CheckResult:
-    """Runs the probe in a process that starts with the saver's library preloaded, as a trainer does."""
+    """Runs the probe in processes that start with the saver's library preloaded, as a trainer does.
+
+    One for each backend: Megatron-core uses the saver, too, and could leave it in another mode.
+    """
     if find_spec(SAVER) is None:
         raise SkipCheck(f"{SAVER} is not installed; pip install 'rlscale[gpu]', or cluster.offload_train_mode=move")
-    model, path = build_tiny_model(context.folder, **FIELDS), context.folder / "probe.json"
+    model = build_tiny_model(context.folder, **FIELDS)
+    backends = [TrainBackendName.fsdp]
+    if find_spec("megatron") is not None and find_spec("megatron.core") is not None:
+        backends.append(TrainBackendName.megatron)
+    # One after the other: they measure the free memory of the device.
+    results = {backend: _probe(context, model, backend) for backend in backends}
+    return CheckResult(
+        verdict=worst(result.verdict for result in results.values()),
+        summary="; ".join(f"{backend}: {result.summary}" for backend, result in results.items()),
+        figures=tuple(
+            replace(figure, name=f"{backend}: {figure.name}")
+            for backend, result in results.items()
+            for figure in result.figures
+        ),
+    )
+
+
+def _probe(context: CheckContext, model: str, backend: TrainBackendName) -> CheckResult:
+    path = context.folder / f"{backend}.json"
     subprocess.run(
-        [sys.executable, "-P", "-m", "rlscale.doctor.saver_probe", model, str(path)],
-        env={**os.environ, **saver_variables(build_saver_spec(model))},
+        [sys.executable, "-P", "-m", "rlscale.doctor.saver_probe", model, backend, str(path)],
+        env={**os.environ, **saver_variables(build_saver_spec(model, backend))},
         check=True,
     )
     return parse_result(json.loads(path.read_text(encoding="utf-8")))

@@ -1,6 +1,6 @@
 """The process of the check of torch_memory_saver.
 
-python -P -m rlscale.doctor.saver_probe <model folder> <file for the result>
+python -P -m rlscale.doctor.saver_probe <model folder> <backend> <file for the result>
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlscale.config import ComputeDtype, OffloadMode
+from rlscale.config import ComputeDtype, ModelConfig, OffloadMode, TrainBackendName
 from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure
 from rlscale.doctor.tiny_training import RAGGED, build_random_batch, build_spec, plan_one_step, world_of_one
-from rlscale.training.fsdp.backend import FsdpBackend
+from rlscale.training.registry import make_backend
+from rlscale.training.roles import TrainerRank
 from rlscale.training.spec import OffloadSpec, TrainerSpec
 from rlscale.weights.transports.cuda_ipc import export_handle
 
@@ -27,10 +28,11 @@ MIN_FREED = 0.8
 """Least share of the allocated memory that must be free while the trainer is paused."""
 
 
-def build_saver_spec(model_path: str) -> TrainerSpec:
+def build_saver_spec(model_path: str, backend: TrainBackendName) -> TrainerSpec:
     """A trainer whose memory the saver pauses."""
-    spec = build_spec(model_path, device="cuda", dtype=ComputeDtype.bfloat16)
-    return replace(spec, offload=OffloadSpec(mode=OffloadMode.tms))
+    spec = build_spec(model_path, device="cuda", dtype=ComputeDtype.bfloat16, backend=backend)
+    model = ModelConfig(use_hf_config_for_megatron=True)
+    return replace(spec, model=model, offload=OffloadSpec(mode=OffloadMode.tms))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     batch = build_random_batch(RAGGED, vocab_size=101)
     plans = plan_one_step(batch, max_tokens=1000)
     with world_of_one("cuda"):
-        backend = FsdpBackend(build_saver_spec(argv[0]), rank=0, world_size=1)
+        backend = make_backend(build_saver_spec(argv[0], TrainBackendName(argv[1])), rank=0, world_size=1)
         backend.train(batch, plans)  # ends paused: training offloads all models
         paused = torch.cuda.mem_get_info()[0]
         before = _weights(backend)
@@ -60,11 +62,11 @@ def main(argv: Sequence[str]) -> int:
             Figure(name="freed by a pause", value=freed / GB, unit="GB"),
         ),
     )
-    Path(argv[1]).write_text(json.dumps(result.to_json(), allow_nan=False), encoding="utf-8")
+    Path(argv[2]).write_text(json.dumps(result.to_json(), allow_nan=False), encoding="utf-8")
     return 0
 
 
-def _weights(backend: FsdpBackend) -> dict[str, Tensor]:
+def _weights(backend: TrainerRank) -> dict[str, Tensor]:
     return {name: weight.cpu() for name, weight in backend.weights()}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,21 @@ class RoleBackend(ABC):
 
     def train(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> TrainResult:
         """See TrainBackend. Raises WorkerError, naming step and rank, for a loss or gradient that is not finite."""
-        with self._context.computing():
-            return self._optimize(*self.prepare(batch, steps))
+        with self._using_device():
+            result = self._optimize(*self.prepare(batch, steps))
+        self._offloader.offload_all()
+        return result
 
     def score(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> None:
         """First of the three parts of `train` where the critic has dedicated ranks: all passes but the critic's."""
-        with self._context.computing():
+        with self._using_device():
             self._current = self._score(batch, steps)
 
     def compute_advantages(self, values: Float32) -> Float32:
         """Second part: computes advantages from the critic's values [T] and returns the targets of the values. [T]"""
         assert self._current is not None, "`score` must be called first"
         rollout, columns = self._current
-        with self._context.computing():
+        with self._using_device():
             columns = self._add_advantages(rollout, replace(columns, values=torch.tensor(values)))
         self._current = rollout, columns
         assert columns.returns is not None, "a critic's values have returns"
@@ -98,17 +100,22 @@ class RoleBackend(ABC):
         assert self._current is not None, "`score` must be called first"
         # Cleared first: the columns are freed even if a step fails.
         current, self._current = self._current, None
-        with self._context.computing():
-            return self._optimize(*current)
+        with self._using_device():
+            result = self._optimize(*current)
+        del current  # what it has on the device needs no copy on the host
+        self._offloader.offload_all()
+        return result
 
     def eval_loss(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> float:
         """Mean of -logprob over the trainable tokens of all steps, at the training temperature; changes no weight."""
-        with self._context.computing():
+        with self._using_device():
             rollout = self._context.pack_rollout(batch, steps, with_scoring=False)
             with self._offloader.resident("policy"):
                 add_eval_loss(rollout, self.policy.compute_logprobs(rollout))
-            self._offloader.offload_all()
-            return self._context.gather_metrics(rollout)["loss"]
+            loss = self._context.gather_metrics(rollout)["loss"]
+        del rollout
+        self._offloader.offload_all()
+        return loss
 
     def prepare(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> tuple[PackedRollout, TrainColumns]:
         """Packs this rank's micro-batches and computes all columns that the optimiser steps read."""
@@ -117,6 +124,12 @@ class RoleBackend(ABC):
             with self._offloader.resident("critic"):
                 columns = replace(columns, values=self.critic.compute_values(rollout))
         return rollout, self._add_advantages(rollout, columns)
+
+    @contextmanager
+    def _using_device(self) -> Iterator[None]:
+        """Context of passes: also of the tensors around them, such as micro-batches and metrics."""
+        with self._context.computing(), self._offloader.mapped():
+            yield
 
     @property
     def _trains_policy(self) -> bool:
@@ -207,7 +220,6 @@ class RoleBackend(ABC):
         self._update_reference()
         if columns.teacher is not None:
             columns.teacher.release()
-        self._offloader.offload_all()
         metrics = self._context.gather_metrics(rollout)
         if self._spec.engine_shapes is not None:
             check_equal_logprobs(metrics, rank=dist.get_rank(), num_rollouts=self._num_rollouts - 1)

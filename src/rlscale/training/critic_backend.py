@@ -41,7 +41,7 @@ class CriticBackend:
 
     def values(self, batch: TrainBatch, steps: Sequence[StepPlan]) -> Float32:
         """Value before each trainable token of a rollout, 0 elsewhere; the same on every rank. [T]"""
-        with self._context.computing():
+        with self._context.computing(), self._offloader.mapped():
             rollout = self._context.pack_rollout(batch, steps, with_scoring=True)
             with self._offloader.resident("critic"):
                 values = self.critic.compute_values(rollout)

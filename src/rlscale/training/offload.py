@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -41,6 +42,10 @@ class Offloader(Protocol):
         """
         ...
 
+    def mapped(self) -> AbstractContextManager[None]:
+        """Context in which memory of the device may be allocated and used, also beyond that of the models."""
+        ...
+
     @contextmanager
     def resident(self, *names: str) -> Iterator[None]:
         """Moves these models to the device, and others off it where there is no room for both."""
@@ -63,6 +68,9 @@ class NoOffload:
     """All models stay on the device: `cluster.offload_train` is off."""
 
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
+
+    def mapped(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def resident(self, *names: str) -> Iterator[None]:
@@ -105,6 +113,9 @@ class CpuOffload:
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None:
         assert name not in self._models, f"{name} is registered already"
         self._models[name] = _Model(tensors=tensors, is_frozen=is_frozen, scratch=scratch)
+
+    def mapped(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
     def resident(self, *names: str) -> Iterator[None]:
@@ -188,11 +199,17 @@ class MemorySaverOffload:
     def add(self, name: str, tensors: Tensors, *, is_frozen: bool = False, scratch: Tensors = tuple) -> None: ...
 
     @contextmanager
-    def resident(self, *names: str) -> Iterator[None]:
+    def mapped(self) -> Iterator[None]:
+        # While the saver is paused, a new tensor may get a free block of unmapped memory.
         if not self._is_resident:
             self._saver.resume()
             self._is_resident = True
         yield
+
+    @contextmanager
+    def resident(self, *names: str) -> Iterator[None]:
+        with self.mapped():
+            yield
 
     def mark_dirty(self, name: str) -> None: ...
 
@@ -221,6 +238,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
+@cache
 def _memory_saver() -> MemorySaver:
     try:
         # Imported here: the package exists, and is useful, only on machines with GPUs.
@@ -229,6 +247,9 @@ def _memory_saver() -> MemorySaver:
         rule, fix = "be move without torch_memory_saver", "install it: pip install torch_memory_saver"
         problem = Problem(path="cluster.offload_train_mode", rule=rule, value="tms", fix=f"{fix} ({error})")
         raise ConfigError([problem]) from error
+    # Megatron-core selects the other mode when it is imported. In that mode the saver does not know the library that is
+    # preloaded and has all memory: pausing would free none, and nothing could be exported.
+    torch_memory_saver.hook_mode = "preload"
     saver: MemorySaver = torch_memory_saver
     return saver
 

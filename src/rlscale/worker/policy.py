@@ -99,10 +99,15 @@ class PolicyWorker(RankWorker):
 
     def _with_rate(self, result: TrainResult) -> TrainResult:
         # The result of rank 0 is the one that the driver reads.
-        return replace(result, device_flops=self._rate.flops()) if self.rank == 0 else result
+        if self.rank != 0:
+            return result
+        # The models are off the device, and the memory saver has unmapped its memory.
+        with self._backend.exporting():
+            return replace(result, device_flops=self._rate.flops())
 
     def connect(self, engines: Sequence[EngineAddress]) -> None:
-        self._channel.connect(engines)
+        with self._backend.exporting():
+            self._channel.connect(engines)
 
     def sync_weights(self, version: WeightVersion) -> WeightSyncReport:
         source = self._backend.adapters or self._backend

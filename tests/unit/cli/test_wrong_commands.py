@@ -207,7 +207,7 @@ CASES: list[tuple[str, str, str | None]] = [
         None,
     ),
     # The doctor.
-    ("doctor --list --only torhc", "--only must name checks (machine, torch, ", "doctor --list --only torch"),
+    ("doctor --list --only torhc", "--only must name checks (machine, imports, torch, ", "doctor --list --only torch"),
     (
         "doctor --list --device tpu",
         "--device must be one of auto, cpu, cuda, got tpu; did you mean cpu?",

@@ -1,8 +1,10 @@
 """Offloading of models that share a device."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,16 @@ from torch import Tensor, nn
 from rlscale.config import OffloadMode
 from rlscale.errors import ConfigError
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.offload import CpuOffload, MemorySaverOffload, NoOffload, Offloader, make_offloader, state_tensors
+from rlscale.training.fsdp.rank import FsdpRank
+from rlscale.training.offload import (
+    CpuOffload,
+    MemorySaverOffload,
+    NoOffload,
+    Offloader,
+    _memory_saver,
+    make_offloader,
+    state_tensors,
+)
 from rlscale.training.spec import CriticSpec, ModelSource, OffloadSpec
 from rlscale.types import TrainResult
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
@@ -165,6 +176,46 @@ def test_the_memory_saver_pauses_while_no_model_is_resident() -> None:
         offloader.offload_all()
     assert saver.calls == ["pause", "resume", "pause", "resume", "pause"]
     assert saver.memory_margin_bytes == 7
+
+
+@pytest.mark.usefixtures("world")
+def test_the_device_is_used_only_while_its_memory_is_mapped(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is made while the saver is paused may lie in unmapped memory, to which CUDA copies nothing."""
+    saver, used = FakeSaver(), list[str]()
+    monkeypatch.setattr("rlscale.training.offload._memory_saver", lambda: saver)
+
+    def checked(name: str) -> Callable[..., Any]:
+        original = getattr(FsdpRank, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            assert saver.calls[-1] == "resume", f"{name} while the memory is unmapped"
+            used.append(name)
+            return original(*args, **options)
+
+        return call
+
+    names = ("pack_rollout", "gather_metrics", "gather_logprobs", "gather_columns")
+    for name in names:
+        monkeypatch.setattr(FsdpRank, name, checked(name))
+    trainer = backend(model_path, offload=OffloadSpec(mode=OffloadMode.tms))
+    assert saver.calls == ["pause"]
+    train(trainer)
+    trainer.eval_loss(BATCH, [plan(BATCH, [[[0, 1, 2], [3]]])])
+    assert set(used) == set(names)
+    assert saver.calls == ["pause", "resume", "pause", "resume", "pause"]
+
+
+def test_the_saver_knows_the_library_that_was_loaded_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("torch_memory_saver")
+    # As Megatron-core leaves it.
+    package.torch_memory_saver = SimpleNamespace(hook_mode="torch", memory_margin_bytes=0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", package)
+    _memory_saver.cache_clear()
+    try:
+        assert isinstance(make_offloader(OffloadSpec(mode=OffloadMode.tms), device=CPU), MemorySaverOffload)
+        assert package.torch_memory_saver.hook_mode == "preload"
+    finally:
+        _memory_saver.cache_clear()
 
 
 def test_weights_are_sent_from_memory_that_engines_can_open() -> None:

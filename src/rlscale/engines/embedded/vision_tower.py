@@ -53,14 +53,13 @@ class VisionTower:
         device: torch.device,
     ) -> None:
         # Imported here: models without images start without transformers.
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoConfig
 
         family = find_family(config["model_type"]).vision
         assert family is not None, "the caller has a model with images"
         fields = {name: value for name, value in config.items() if name != "model_type"}
         hf_config = AutoConfig.for_model(str(config["model_type"]), **fields)
-        module: nn.Module = AutoModel.from_config(hf_config.vision_config, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
-        self._module = module.to(device, dtype).requires_grad_(False).eval()
+        self._module = _build_tower(hf_config).to(device, dtype).requires_grad_(False).eval()
         prefix, _ = family.checkpoint_prefixes
         self.weights = {prefix + name: parameter.data for name, parameter in self._module.named_parameters()}
         for name, target in self.weights.items():
@@ -131,6 +130,18 @@ class VisionTower:
             if len(self._cache) > MAX_CACHED_IMAGES:
                 self._cache.popitem(last=False)
         return found
+
+
+def _build_tower(config: Any) -> nn.Module:
+    """The vision tower of a model of transformers, with random weights; AutoModel knows some only in later versions."""
+    # Imported here: as above.
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    config.vision_config._attn_implementation = "sdpa"
+    tower: nn.Module = type(whole.model.visual)(config.vision_config)
+    return tower
 
 
 def rotate_by_rows(table: Tensor, positions: Tensor, rows: Tensor) -> Tensor:

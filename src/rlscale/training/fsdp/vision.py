@@ -9,6 +9,7 @@ so that a placeholder which the model generated stays text, and samples of a gro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -65,11 +66,17 @@ def _forward(
             is_image[0, images.rows] = True
             deepstack["visual_pos_masks"] = is_image
             # In ascending order of the rows, as the mask selects them.
-            deepstack["deepstack_visual_embeds"] = [
-                torch.cat(list(f))[images.features] for f in found.deepstack_features
-            ]
+            deepstack["deepstack_visual_embeds"] = [_joined(f)[images.features] for f in found.deepstack_features]
     output = model.model.language_model(
         inputs_embeds=embedded, position_ids=position_ids, use_cache=use_cache, **deepstack, **packing
     )
     logits = model.lm_head(output.last_hidden_state[:, logits_to_keep])
     return CausalLMOutputWithPast(logits=logits)
+
+
+def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """Features of all images of one layer. [features, D]
+
+    One tensor up to transformers 5.17, a tensor for each image in later versions.
+    """
+    return features if isinstance(features, Tensor) else torch.cat(list(features))

@@ -44,8 +44,6 @@ def install_cpu_patches() -> None:
         setattr(torch.cuda.random, name, _REPLACED[name])
     # The original is queued until CUDA is initialised, which never happens here.
     megatron_random._set_cuda_rng_state = _set_rng_state
-    # Only defined where Transformer Engine is installed, but always read.
-    moe_utils.te_general_gemm = None
     # The original returns a CPU tensor unchanged, where its callers need the requested numpy array.
     moe_utils.maybe_move_tensor_to_cpu = _move_to_cpu
     token_dispatcher.maybe_move_tensor_to_cpu = _move_to_cpu
@@ -58,6 +56,9 @@ def megatron_device() -> Iterator[None]:
 
     Installs the patches if needed. Reentrant; each thread enters for itself.
     """
+    if not hasattr(moe_utils, "te_general_gemm"):
+        # Only defined where Transformer Engine is installed, but always read, on a GPU too.
+        moe_utils.te_general_gemm = None
     if torch.cuda.is_available() or getattr(_entered, "is_inside", False):
         yield
         return
