@@ -13,7 +13,7 @@ from rlscale.config.passthrough import sglang_sampling_params
 from rlscale.config.passthrough.sglang_args import RECORDED, load_arguments
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.errors import EngineError
-from rlscale.types import EngineAddress, SamplingParams
+from rlscale.types import EngineAddress, Generation, SamplingParams
 from rlscale.weight_types import WeightGroup
 from rlscale.weights.engine_groups import GroupOptions
 from rlscale.weights.sender_group import SenderGroup
@@ -100,15 +100,34 @@ async def test_an_idle_connection_that_was_dropped_is_replaced(engine: HttpEngin
     assert await many() == first
 
 
+async def pause_during_request(engine: HttpEngine, sglang: Target) -> asyncio.Task[list[Generation]]:
+    """Pauses the server while it holds a request; the task ends with the events of that."""
+    long, events = SamplingParams(max_new_tokens=sglang.long_answer, ignore_eos=True), list[Generation]()
+
+    async def read() -> list[Generation]:
+        async for event in engine.stream(PROMPT, long):
+            events.append(event)
+        return events
+
+    for _ in range(10):
+        events.clear()
+        task = asyncio.create_task(read())
+        while not events:  # from the first one on the request is running
+            await asyncio.sleep(0.001)
+        await engine.pause("in_place")
+        await asyncio.sleep(0.5)  # events that were sent before the pause arrive
+        if not task.done():
+            return task
+        await engine.resume()  # the request ended before the pause arrived
+    raise AssertionError("every request ended before the server was paused")
+
+
 async def test_an_update_that_cannot_flush_the_cache_is_an_error(
     engine: HttpEngine, address: EngineAddress, sglang: Target
 ) -> None:
     version = (await engine.info())["weight_version"]
     folder = Path((await engine.info())["tokenizer_path"])
-    long = SamplingParams(max_new_tokens=sglang.long_answer, ignore_eos=True)
-    events = engine.stream(PROMPT, long)
-    await anext(events)  # from here on the request is running
-    await engine.pause("in_place")
+    task = await pause_during_request(engine, sglang)
     other = HttpEngine(address, timeout_s=TIMEOUT_S)  # it does not know of the pause, and so requests a flush
     try:
         with pytest.raises(EngineError, match=r"engine 0 .*/update_weights_from_disk. refused"):
@@ -116,8 +135,7 @@ async def test_an_update_that_cannot_flush_the_cache_is_an_error(
     finally:
         await other.close()
         await engine.resume()
-    answers = [answer async for answer in events]
-    assert len(answers[-1].output_ids) == sglang.long_answer
+    assert len((await task)[-1].output_ids) == sglang.long_answer
 
 
 def test_a_used_group_name_is_refused_in_time(address: EngineAddress) -> None:
