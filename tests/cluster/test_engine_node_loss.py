@@ -70,7 +70,7 @@ async def restart_dead(engines: RayEngines, *, number: int) -> list[int]:
     return sorted(restarted)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_engines_of_a_dead_node_get_whole_nodes_again(launch: SglangLaunch, tmp_path: Path, cluster: Cluster) -> None:
     kept, lost = add_node(cluster, 2), add_node(cluster, 4)

@@ -162,7 +162,7 @@ async def assert_the_role_stays(engines: RayEngines, folder: Path) -> None:
     assert (again.url, again.bootstrap_port) != (prefill.url, prefill.bootstrap_port)
 
 
-@pytest.mark.parametrize("colocate", [False, True])
+@pytest.mark.parametrize("colocate", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_engines_of_two_sizes_are_restarted_with_their_own(
     launch: SglangLaunch, tmp_path: Path, colocate: bool
 ) -> None:

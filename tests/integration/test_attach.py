@@ -19,6 +19,7 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_runs_attach_to_a_running_ray_and_leave_it_alive(
     command: Command, monkeypatch: pytest.MonkeyPatch, short_folder: str

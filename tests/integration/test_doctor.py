@@ -9,7 +9,7 @@ from rlscale.cli.doctor import main
 from rlscale.doctor.catalog import CHECKS
 
 WITH_RAY = ("ray", "quickstart")
-LIKE_OTHERS = ("attention", "lora", "shared_memory", "disk", "mfu_small")
+LIKE_OTHERS = ("collectives", "fsdp", "attention", "lora", "shared_memory", "disk", "delta", "mfu_small")
 """Checks that take 10 to 20 seconds each next to other tests, and whose code the others share."""
 NEEDS_CUDA = {check.name for check in CHECKS if check.needs_cuda}
 

@@ -29,6 +29,7 @@ def python(tmp_path: Path) -> str:
     return f"sglang.python={install_fake_sglang(tmp_path / 'interpreter')}"
 
 
+@pytest.mark.nightly
 def test_an_engine_whose_second_process_dies_is_restarted_with_all_its_processes(command: Command, python: str) -> None:
     process = command.start(*TWO_OF_TWO, python, "data.num_rollout=150", "fault_tolerance.enabled=true")
     wait_for_training(command, process)

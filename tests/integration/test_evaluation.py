@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlscale.observe.evaluation_files import read_about, read_records
 from tests.integration.conftest import REWARDED, Command, Finished
 
@@ -46,6 +48,7 @@ def lines(folder: Path) -> list[str]:
     return sorted(line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines())
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_alone_gives_the_samples_that_its_run_kept(command: Command) -> None:
     (command.folder / "sets.yaml").write_text(SETS)
     (command.folder / "own_rewards.py").write_text(LENGTH)

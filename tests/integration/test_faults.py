@@ -66,6 +66,7 @@ def test_a_dead_worker_ends_the_run_and_is_named(command: Command, victim: str, 
     wait_until(lambda: command.processes() == {}, GONE_WITHIN_S, "the end of all processes")
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_dies_before_the_first_checkpoint_restarts_the_run_from_the_beginning(command: Command) -> None:
     survives = ("checkpoint.save_interval=null", "fault_tolerance.enabled=true", "algo.entropy_coef=0.01")
     process = command.start("data.num_rollout=60", "eval.interval=null", *survives)

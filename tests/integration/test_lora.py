@@ -50,7 +50,8 @@ def test_engines_get_the_adapters_alone(command: Command, layout: tuple[str, ...
     assert abs(trained[0]["train/kl_loss"]) < 1e-6 < 1e-5 < abs(trained[2]["train/kl_loss"])
 
 
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_real_sglang_gets_the_adapters_alone(command: Command, staleness: int) -> None:
     """With rollouts ahead of the trainer, requests of a version run while the next one is loaded."""
     given = ("rollout=sglang", "train.lora.rank=4", "train.lora.sync=adapter", f"rollout.max_staleness={staleness}")

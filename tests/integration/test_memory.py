@@ -31,6 +31,7 @@ CACHE_OPTIONS = ["--num-slots=4096", f"--max-cached-tokens={4096 * 512}"]
 HEADROOM_BYTES = 256 << 20
 
 
+@pytest.mark.nightly
 def test_a_trainer_out_of_memory_names_the_keys_to_change(command: Command, tmp_path: Path) -> None:
     (tmp_path / "greedy.py").write_text(LOSS, encoding="utf-8")
     done = command.run("algo.loss_type=custom_loss", "algo.custom_loss_function_path=greedy:loss")

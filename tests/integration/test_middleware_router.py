@@ -36,6 +36,7 @@ BEHIND_IT = (
 CACHE = "rlscale.engines.middleware_router.radix_tree_middleware:RadixTreeMiddleware"
 
 
+@pytest.mark.nightly
 def test_requests_pass_the_middlewares_and_a_dead_router_and_engine_are_restarted(command: Command) -> None:
     (command.folder / "record_sessions.py").write_text(MIDDLEWARE)
     paths = f'router.middleware_paths=["record_sessions:Record","{CACHE}"]'

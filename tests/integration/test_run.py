@@ -95,6 +95,7 @@ def test_a_mixture_of_experts_learns(command: Command) -> None:
     assert held_out[0] < 0.4 < 0.75 <= held_out[-1]
 
 
+@pytest.mark.nightly
 def test_a_sweep_over_weight_channels_runs_job_after_job_and_changes_no_loss(command: Command, plain: Command) -> None:
     done = command.run("-m", "train.weight_channel=shared_memory,delta", REWARDED, "run.dir=null")
     assert done.code == 0, done.err
@@ -124,6 +125,7 @@ def test_sft_without_evaluation_starts_no_engine(command: Command) -> None:
     assert all("train/loss" in m for m in command.metrics())
 
 
+@pytest.mark.nightly
 def test_bf16_reference_kl_and_entropy_run(command: Command) -> None:
     done = command.run(
         "train.dtype=bfloat16",

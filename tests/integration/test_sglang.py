@@ -80,7 +80,7 @@ def test_a_process_of_sglang_names_itself_whatever_the_order_of_its_environment(
     assert done.stdout == "sglang::router\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_two_servers_behind_a_router_train_and_die_with_the_driver(command: Command) -> None:
     process = command.start("rollout=sglang", *TWO_ENGINES, *FOREVER, "sglang.max_total_tokens=4096")

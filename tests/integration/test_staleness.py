@@ -54,6 +54,7 @@ def has_tokens(checkpoint: Path) -> bool:
     return file.is_file() and len(load_file(file)["weight_versions"]) > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_a_killed_run_resumes_with_the_groups_it_had_generated(command: Command) -> None:
     overrides = (*LONG, "rollout.max_staleness=2", "checkpoint.save_interval=1", "data.num_rollout=8")

@@ -222,6 +222,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_agents_that_ignore_signals_with_all_their_processes(command: Command) -> None:
     (command.folder / "hanging.py").write_text(HANGING)
     hangs = command.folder / "hangs"

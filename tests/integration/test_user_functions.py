@@ -4,11 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.integration.conftest import REWARDED, Command
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "your-own-loss.md"
 
 
+@pytest.mark.nightly
 def test_user_functions_train_and_get_the_custom_node(command: Command) -> None:
     for text, name in re.findall(r"```python\n(# (\w+)\.py.*?)```", PAGE.read_text(), re.DOTALL):
         (command.folder / f"{name}.py").write_text(text)

@@ -94,9 +94,14 @@ def test_a_picture_of_an_environment_is_learned_from(command: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["tiny_qwen2_5_vl", "tiny_qwen3_vl"])
-def test_the_quickstart_learns_to_count_squares(command: Command, model: str) -> None:
-    done = command.run("+experiment=quickstart_vision", f"model={model}", small=False, timeout_s=1500)
+@pytest.mark.parametrize(
+    ("model", "stop"),
+    # The second one needs twice as long for the last third: the whole way is nightly.
+    [("tiny_qwen2_5_vl", 0.93), ("tiny_qwen3_vl", 0.6), pytest.param("tiny_qwen3_vl", 0.93, marks=pytest.mark.nightly)],
+)
+def test_the_quickstart_learns_to_count_squares(command: Command, model: str, stop: float) -> None:
+    given = (f"model={model}", f"eval.stop_reward={stop}")
+    done = command.run("+experiment=quickstart_vision", *given, small=False, timeout_s=1500)
     assert done.code == 0, done.err
     rewards = [m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m]
-    assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
+    assert rewards and rewards[0] <= 0.4 and max(rewards) >= stop

@@ -18,7 +18,8 @@ def world() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("world")
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in NAMES[:2]), NAMES[2]])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
 def test_the_memory_of_a_step_is_predicted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import memory_model
     import memory_probe

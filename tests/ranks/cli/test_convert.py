@@ -57,7 +57,7 @@ save_file({name: weight.clone() for name, weight in backend.weights()}, folder /
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_out_of_a_trainers_checkpoint(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "models")
     command = [sys.executable, "-W", "ignore", "-c", TRAINER, model, str(tmp_path)]
@@ -106,7 +106,7 @@ def test_every_family_is_restored_byte_by_byte(converted: dict[str, bool], mode:
     assert converted[f"{mode} {family}"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_torchrun_starts_as_many_processes_as_it_takes(tmp_path: Path) -> None:
     source = Path(tiny_model(tmp_path / "models"))
     there, back = tmp_path / "there", tmp_path / "back"
