@@ -6,9 +6,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.checkpoint.store import CheckpointStore
 from rlscale.checkpoint.weight_folders import is_bare_weights, is_checkpoint
-from rlscale.config import RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
+from rlscale.config import ModelConfig, RunConfig, WeightChannelName, uses_critic, uses_reference, uses_teacher
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.models.batch_shapes import EngineShapes
 from rlscale.training.spec import (
@@ -43,7 +44,7 @@ def build_trainer_spec(prepared: PreparedRun, *, run_folder: Path) -> TrainerSpe
         train=config.train,
         fsdp=config.fsdp,
         megatron=config.megatron,
-        model=config.model,
+        model=_used_fields(config.model),
         optim=config.optim,
         algo=algo,
         temperature=config.rollout.temperature,
@@ -55,6 +56,14 @@ def build_trainer_spec(prepared: PreparedRun, *, run_folder: Path) -> TrainerSpe
         profiler=ProfilerSpec.from_config(config.debug, run_folder=run_folder),
         custom=config.custom,
     )
+
+
+def _used_fields(model: ModelConfig) -> ModelConfig:
+    """Without the sizes that a built model does not have, which the run has reported as ignored."""
+    if model.build is None:
+        return model
+    unused = CONFIG_NAMES.keys() - TINY_MODELS[model.build].keys()
+    return replace(model, **dict.fromkeys(unused))
 
 
 def weight_owners(config: RunConfig) -> WeightOwners:
