@@ -60,10 +60,13 @@ def test_a_port_of_an_ipv6_address_is_found() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux")
 def test_a_reserved_port_is_not_given_again(range_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_reserved", kept := [])
-    range_file.write_text("20003 65535\n")
+    range_file.write_text("32768 65535\n")
+    first = free_port(HOST, number=3)  # other programs of this machine may use some
+    monkeypatch.setattr(ports, "FIRST_PORT", first)
+    range_file.write_text(f"{first + 3} 65535\n")
     reserved = {reserve_port(HOST), reserve_port(HOST)}
     assert len(reserved) == len(kept) == 2
-    assert {free_port(HOST) for _ in range(30)} == {20_000, 20_001, 20_002} - reserved
+    assert {free_port(HOST) for _ in range(30)} == {first, first + 1, first + 2} - reserved
     for mark in kept:
         mark.close()
     assert len({free_port(HOST) for _ in range(100)}) == 3
