@@ -142,6 +142,10 @@ class RunEngines:
             self._pool = None
             await pool.close()
             if self._gateway is not None:
+                # An update that still waits would open another connection of the client.
+                for update in self._gateway_updates:
+                    update.cancel()
+                await asyncio.gather(*self._gateway_updates, return_exceptions=True)
                 await self._gateway.client.close()
 
     def build_recovery(self, trainers: Trainers, pool: EnginePool) -> EngineRecovery | None:

@@ -1,14 +1,15 @@
 """Requests of an engine that dies, with and without a router."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlscale.driver.engines import drop_requests
+from rlscale.driver.engines import RunEngines, drop_requests
 from rlscale.errors import EngineError
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.types import SamplingParams
+from rlscale.types import EngineAddress, SamplingParams
 from tests.unit.rollout.test_engine_pool import SlowEngine
 
 LOST_NODE = "its node node1 (10.77.0.2), id aa1b5e9c, died"
@@ -36,3 +37,49 @@ async def test_requests_that_a_lost_engine_may_hold_are_ended(reason: str, is_ro
         engine.release.set()
     answers = await asyncio.gather(*requests, return_exceptions=True)
     assert [isinstance(answer, EngineError) for answer in answers] == ended
+
+
+class ClosingEngine(SlowEngine):
+    async def close(self) -> None: ...
+
+
+class WaitingGateway:
+    """Never answers: its client tries again and again. Counts the connections that it has open."""
+
+    def __init__(self) -> None:
+        self.client, self.connections = self, 0
+
+    async def start(self, engines: list[EngineAddress], *, router: EngineAddress | None) -> None: ...
+
+    async def replace_engines(self, engines: list[EngineAddress], *, router: EngineAddress | None) -> None:
+        while True:
+            self.connections += 1
+            await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        self.connections = 0
+
+
+async def test_no_update_of_the_gateway_outlives_the_pool() -> None:
+    gateway, engines = WaitingGateway(), object.__new__(RunEngines)
+    address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
+    values = {
+        "_router": None,
+        "_router_address": None,
+        "_servers": SimpleNamespace(elastic=range(0), names=["engine 0"]),
+        "_client": lambda each: ClosingEngine(each.name),
+        "_released": None,
+        "judge": None,
+        "_gateway": gateway,
+        "_gateway_updates": set(),
+        "_pool": None,
+    }
+    for name, value in values.items():
+        setattr(engines, name, value)
+    async with engines.open_pool([address]):
+        engines._update_gateway()
+        await asyncio.sleep(0)
+        assert gateway.connections
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert gateway.connections == 0
