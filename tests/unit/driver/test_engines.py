@@ -63,7 +63,7 @@ class WaitingGateway:
 async def test_no_update_of_the_gateway_outlives_the_pool() -> None:
     gateway, engines = WaitingGateway(), object.__new__(RunEngines)
     address = EngineAddress(name="engine 0", url="http://127.0.0.1:1")
-    values = {
+    values: dict[str, Any] = {
         "_router": None,
         "_router_address": None,
         "_servers": SimpleNamespace(elastic=range(0), names=["engine 0"]),
