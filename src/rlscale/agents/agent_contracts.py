@@ -60,7 +60,7 @@ def check_tool(
     try:
         parts = image_contents(found, cut=str)
     except (OSError, ValueError) as error:
-        raise ContractError("return texts, images or JSON values", str(error)) from error
+        raise ContractError("return texts, images or JSON values", str(error), says_why=True) from error
     return result_text(found) if parts is None else " ".join(map(_describe_part, parts))
 
 
@@ -85,7 +85,7 @@ def _describe_part(part: Mapping[str, str]) -> str:
         with PillowImage.open(io.BytesIO(read_uri(part[IMAGE_TYPE]))) as picture:
             return f"[image {picture.width}x{picture.height}]"
     except (OSError, ValueError) as error:
-        raise ContractError("return images that Pillow reads", str(error)) from error
+        raise ContractError("return images that Pillow reads", str(error), says_why=True) from error
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ async def _play(create: Callable[[], Any], task: Task, action: Action) -> list[S
         try:
             start = as_messages(found.messages if isinstance(found, Observation) else found)
         except (TypeError, ValueError) as error:
-            raise ContractError("have a method reset that returns messages", str(error)) from error
+            raise ContractError("have a method reset that returns messages", str(error), says_why=True) from error
         if not start:
             raise ContractError("have a method reset that returns messages", "no message")
         while len(results) < MAX_STEPS and not (results and results[-1].done):
@@ -128,7 +128,9 @@ async def _play(create: Callable[[], Any], task: Task, action: Action) -> list[S
             try:
                 step_values(found, max_chars=1000)
             except (TypeError, ValueError) as error:
-                raise ContractError("have a method step that returns a StepResult", str(error)) from error
+                raise ContractError(
+                    "have a method step that returns a StepResult", str(error), says_why=True
+                ) from error
             results.append(found)
     finally:
         if callable(close := getattr(environment, "close", None)):

@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(format_errors(COMMAND, error))
         return WRONG_INPUT
     contract = CONTRACTS[arguments.kind]
-    sys.stdout.write(f"{arguments.path} works as {contract.key}\n")
+    with_groups = " with reward.group=true" if arguments.kind == "group_reward" else ""
+    sys.stdout.write(f"{arguments.path} works as {contract.key}{with_groups}\n")
     sys.stdout.writelines(f"  {line}\n" for line in lines)
     return OK
 

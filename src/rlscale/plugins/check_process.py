@@ -82,7 +82,8 @@ def run_contract(contract: Contract, target: Any, path: str) -> str:
     try:
         return contract.check(target)
     except ContractError as error:
-        raise _problem(contract.key, error.rule, path, f"it returned {error.found}") from None
+        why = error.found if error.says_why else f"it returned {error.found}"
+        raise _problem(contract.key, error.rule, path, why) from None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise anything; reported with the place
         raise _problem(contract.key, "work on the example", path, _describe(error)) from error
 

@@ -32,12 +32,12 @@ class ContractError(Exception):
 
     Attributes:
         rule: completes "<key> must ...".
-        found: what it did instead.
+        found: what it did instead: a value that it returned, or with `says_why` a sentence.
     """
 
-    def __init__(self, rule: str, found: str) -> None:
-        super().__init__(f"must {rule}, got {found}")
-        self.rule, self.found = rule, found
+    def __init__(self, rule: str, found: str, *, says_why: bool = False) -> None:
+        super().__init__(f"must {rule}: {found}" if says_why else f"must {rule}, got {found}")
+        self.rule, self.found, self.says_why = rule, found, says_why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,7 @@ def check_generate(generate: Callable[..., Any], groups: Sequence[Group] | None 
                 else:
                     await call_in_daemon(generate, trajectory, ExampleSession())
             except ValueError as error:
-                raise ContractError("make samples that can be trained on", str(error)) from error
+                raise ContractError("make samples that can be trained on", str(error), says_why=True) from error
             if trajectory.status == SampleStatus.pending:
                 raise ContractError("set trajectory.status", "a pending trajectory; call add_generation")
             samples += trajectory.samples()
@@ -194,6 +194,8 @@ def check_data_source(make: Callable[..., Any], config: RunConfig | None = None,
     """
     given = config or RunConfig(batch=BatchConfig(rollout_batch_size=num_prompts, n_samples_per_prompt=1))
     first, second = make(given, ExampleTokenizer()), make(given, ExampleTokenizer())
+    if not hasattr(first, "take"):
+        raise ContractError("return a source of prompts, with a method take", shown(first))
     prompts = _checked_prompts(first, num_prompts)
     state = first.state_dict()
     try:
@@ -432,7 +434,7 @@ CONTRACTS: Mapping[str, Contract] = MappingProxyType(
             Contract(
                 kind="sample_filter",
                 key="sampling.sample_filter_path",
-                call="(groups) sets loss masks, or (args, samples) sets remove_sample",
+                call="(groups) sets loss masks, or (args, samples), lists of a group each, sets remove_sample",
                 check=lambda function: f"number of masked samples {check_sample_filter(function)}",
             ),
             Contract(

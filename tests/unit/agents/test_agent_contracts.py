@@ -67,10 +67,10 @@ def test_an_environment_is_played_and_closed() -> None:
 @pytest.mark.parametrize(
     ("name", "found", "message"),
     [
-        ("reset", lambda task: None, "must have a method reset that returns messages, got"),
+        ("reset", lambda task: None, "must have a method reset that returns messages:"),
         ("reset", lambda task: [], "must have a method reset that returns messages, got no message"),
-        ("step", lambda action: 1.0, "must have a method step that returns a StepResult, got step must return"),
-        ("step", lambda action: StepResult(), "must have a method step that returns a StepResult, got a step that is"),
+        ("step", lambda action: 1.0, "must have a method step that returns a StepResult: step must return"),
+        ("step", lambda action: StepResult(), "must have a method step that returns a StepResult: a step that is"),
         ("step", None, "must have a method step, got an object of type Count without it"),
     ],
 )
