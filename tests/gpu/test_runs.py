@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.conftest import MARK, REWARDED, Command
+from tests.integration.conftest import REWARDED, Command
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -124,7 +124,7 @@ def check_run(command: Command, code: int, err: str, *, limit: float, count: int
     steps = trained(command.metrics())
     assert len(steps) == count and all(m["train/grad_norm"] > 0 for m in steps)
     assert all(m["logprob_diff/mean"] < limit for m in steps), [m["logprob_diff/mean"] for m in steps]
-    assert command.left_over() == {}, MARK
+    assert command.left_over() == {}
 
 
 def trained(metrics: list[dict[str, float]]) -> list[dict[str, float]]:
