@@ -60,7 +60,10 @@ class Offloader(Protocol):
         ...
 
     def exportable(self) -> AbstractContextManager[None]:
-        """Context in which new device memory can be opened by other processes (CUDA IPC)."""
+        """Context in which new device memory can be opened by other processes (CUDA IPC).
+
+        It can also be used while the models are off the device.
+        """
         ...
 
 
