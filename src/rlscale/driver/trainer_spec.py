@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlscale.architectures.hf_config import CONFIG_NAMES, TINY_MODELS
 from rlscale.checkpoint.store import CheckpointStore
@@ -62,8 +63,8 @@ def _used_fields(model: ModelConfig) -> ModelConfig:
     """Without the sizes that a built model does not have, which the run has reported as ignored."""
     if model.build is None:
         return model
-    unused = CONFIG_NAMES.keys() - TINY_MODELS[model.build].keys()
-    return replace(model, **dict.fromkeys(unused))
+    unused: dict[str, Any] = dict.fromkeys(CONFIG_NAMES.keys() - TINY_MODELS[model.build].keys())
+    return replace(model, **unused)
 
 
 def weight_owners(config: RunConfig) -> WeightOwners:
