@@ -11,14 +11,15 @@ MAX_TOTAL_S = 540.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckContext:
-    """Device and folder of a check.
+    """Device and folders of a check.
 
     Example:
-        CheckContext(device="cuda", folder=Path("/tmp/doctor/lora"))
+        CheckContext(device="cuda", folder=Path("/tmp/doctor/lora"), models=Path("/tmp/doctor/models"))
     """
 
     device: str  # "cpu" | "cuda"
     folder: Path  # empty, for this check alone; removed afterwards
+    models: Path  # of the built models, shared by all checks: building one imports transformers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -64,7 +64,7 @@ def _check_channel(context: CheckContext, name: WeightChannelName, *, backend: s
     device = context.device
     width = WIDTH[device]
     model = build_tiny_model(
-        context.folder,
+        context.models,
         num_layers=LAYERS[device],
         hidden_size=width,
         intermediate_size=3 * width,

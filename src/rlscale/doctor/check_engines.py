@@ -35,7 +35,7 @@ def embedded_engine(context: CheckContext) -> CheckResult:
     """The embedded engine: rate, and logprobs in the dtype that runs on this device by default."""
     device = context.device
     dtype = ComputeDtype.bfloat16 if device == "cuda" else ComputeDtype.float32
-    model = build_tiny_model(context.folder, **FIELDS[device])
+    model = build_tiny_model(context.models, **FIELDS[device])
     launch = embedded_launch(model, device=device, dtype=dtype, num_slots=NUM_PROMPTS[device] * GROUP_SIZE)
     return _check_engine(context, launch, model, dtype=dtype)
 
@@ -46,7 +46,7 @@ def sglang_engine(context: CheckContext) -> CheckResult:
     packages = installed_packages(python)
     if packages is None or packages.sglang is None:
         raise SkipCheck(f"SGLang is not installed in {python}")
-    model = build_tiny_model(context.folder, **FIELDS[context.device])
+    model = build_tiny_model(context.models, **FIELDS[context.device])
     launch = SglangLaunch(
         name="engine",
         model_path=model,

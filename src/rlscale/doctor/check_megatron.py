@@ -33,7 +33,7 @@ def megatron_step(context: CheckContext) -> CheckResult:
     on_gpu = context.device == "cuda"
     # Transformer Engine has attention kernels for 16 bits only.
     dtype = ComputeDtype.bfloat16 if on_gpu else ComputeDtype.float32
-    model = build_tiny_model(context.folder)
+    model = build_tiny_model(context.models)
     batch = build_random_batch(RAGGED, vocab_size=VOCABULARY)
     plans = plan_one_step(batch, max_tokens=200)
     with world_of_one(context.device):

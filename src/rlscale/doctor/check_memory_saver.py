@@ -33,7 +33,7 @@ def memory_saver(context: CheckContext) -> CheckResult:
     """
     if find_spec(SAVER) is None:
         raise SkipCheck(f"{SAVER} is not installed; pip install 'rlscale[gpu]', or cluster.offload_train_mode=move")
-    model = build_tiny_model(context.folder, **FIELDS)
+    model = build_tiny_model(context.models, **FIELDS)
     backends = [TrainBackendName.fsdp]
     if find_spec("megatron") is not None and find_spec("megatron.core") is not None:
         backends.append(TrainBackendName.megatron)

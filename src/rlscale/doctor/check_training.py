@@ -72,7 +72,7 @@ def relative_difference(found: Mapping[str, float], expected: Mapping[str, float
 
 def fsdp_step(context: CheckContext) -> CheckResult:
     """Steps in float32 against those on the CPU, and in bfloat16 against float32."""
-    model = build_tiny_model(context.folder)
+    model = build_tiny_model(context.models)
     trained: dict[ComputeDtype, Trained] = {}
     with world_of_one(context.device):
         # The CPU last: its ranks make torch deterministic, for which cuBLAS needs a variable at the start.
@@ -189,7 +189,7 @@ def _time_attention(device: str, dtype: torch.dtype) -> tuple[float, float]:
 
 def _compare_flash_attn(context: CheckContext) -> tuple[CheckVerdict, list[Figure]]:
     """A step with the package flash-attn against one with torch's kernel."""
-    model = build_tiny_model(context.folder)
+    model = build_tiny_model(context.models)
     spec = build_spec(model, device="cuda", dtype=ComputeDtype.bfloat16)
     flash = replace(spec, fsdp=replace(spec.fsdp, attn_implementation=AttnImplementation.flash_attention_2))
     with world_of_one("cuda"):
@@ -204,7 +204,7 @@ def lora(context: CheckContext) -> CheckResult:
     """Steps of adapters against those on the CPU; the weights of the model must stay."""
     if find_spec("peft") is None:
         raise SkipCheck("peft is not installed; pip install 'rlscale[lora]'")
-    model = build_tiny_model(context.folder)
+    model = build_tiny_model(context.models)
     adapters = LoraConfig(rank=8)
     with world_of_one(context.device):
         dtype = ComputeDtype.float32 if context.device == "cuda" else ComputeDtype.bfloat16

@@ -1,6 +1,7 @@
 """The process of one check: calls its function and writes the result to a file.
 
-    python -P -m rlscale.doctor.child <module:function> --device cuda --folder <empty folder> --result <file>
+    python -P -m rlscale.doctor.child <module:function> --device cuda --folder <empty folder> --models <folder>
+        --result <file> --deadline <s>
 
 A check that is about to miss its deadline gets a traceback of all threads on standard error, and so does one that
 crashes.
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("target")
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--deadline", type=float, required=True)
     args = parser.parse_args(argv)
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     # Shortly before the parent kills this process: the traceback shows where it hangs.
     faulthandler.dump_traceback_later(max(0.5 * args.deadline, args.deadline - 1.0), exit=False)
-    result = run_check(args.target, CheckContext(device=args.device, folder=args.folder))
+    result = run_check(args.target, CheckContext(device=args.device, folder=args.folder, models=args.models))
     _write(result, args.result)
     faulthandler.cancel_dump_traceback_later()
     return 0

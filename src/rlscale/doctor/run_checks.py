@@ -59,30 +59,35 @@ def run_checks(checks: Sequence[Check], *, device: str, deadline_scale: float = 
         device: "cpu" or "cuda"; checks that need CUDA are skipped on a CPU.
         deadline_scale: factor for all deadlines, for a slow machine.
     """
-    for check in checks:
-        if check.needs_cuda and device != "cuda":
-            reason = CheckResult(verdict=CheckVerdict.skipped, summary="needs a CUDA device")
-            yield CheckOutcome(check=check, result=reason, seconds=0.0)
-            continue
-        yield _run_check(replace(check, deadline_s=check.deadline_s * deadline_scale), device=device)
+    models = Path(tempfile.mkdtemp(prefix="rlscale-doctor-models-", dir=_scratch_root()))
+    try:
+        for check in checks:
+            if check.needs_cuda and device != "cuda":
+                reason = CheckResult(verdict=CheckVerdict.skipped, summary="needs a CUDA device")
+                yield CheckOutcome(check=check, result=reason, seconds=0.0)
+                continue
+            scaled = replace(check, deadline_s=check.deadline_s * deadline_scale)
+            yield _run_check(scaled, device=device, models=models)
+    finally:
+        shutil.rmtree(models, ignore_errors=True)
 
 
-def _run_check(check: Check, *, device: str) -> CheckOutcome:
+def _run_check(check: Check, *, device: str, models: Path) -> CheckOutcome:
     folder = Path(
         tempfile.mkdtemp(prefix=f"rlscale-doctor-{check.name}-", dir=None if check.on_disk else _scratch_root())
     )
     try:
-        return _run_process(check, device=device, folder=folder)
+        return _run_process(check, device=device, folder=folder, models=models)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_process(check: Check, *, device: str, folder: Path) -> CheckOutcome:
+def _run_process(check: Check, *, device: str, folder: Path, models: Path) -> CheckOutcome:
     mark, result = uuid.uuid4().hex, folder / "result.json"
     scratch = folder / "files"
     scratch.mkdir()
     command = [sys.executable, "-P", "-m", "rlscale.doctor.child", check.target, f"--device={device}"]
-    command += [f"--folder={scratch}", f"--result={result}", f"--deadline={check.deadline_s}"]
+    command += [f"--folder={scratch}", f"--models={models}", f"--result={result}", f"--deadline={check.deadline_s}"]
     began = time.monotonic()
     process = subprocess.Popen(
         command,

@@ -36,12 +36,10 @@ RAGGED = ((3, 2), (5, 1), (2, 9), (4, 4), (3, 30), (6, 70), (2, 2), (100, 200))
 """(prompt, response) lengths on both sides of the limits inside the packed attention."""
 
 
-def build_tiny_model(folder: Path, **fields: Any) -> str:
-    """A random Qwen3 of two layers, or of the given fields of `model`; returns its folder."""
+def build_tiny_model(models: Path, **fields: Any) -> str:
+    """A random Qwen3 of two layers, or of the given fields of `model`, built once in `models`; returns its folder."""
     small = {"num_layers": 2, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
-    return resolve_model(
-        ModelConfig(build=ModelBuild.tiny_qwen3, cache_dir=str(folder / "models"), **{**small, **fields})
-    )
+    return resolve_model(ModelConfig(build=ModelBuild.tiny_qwen3, cache_dir=str(models), **{**small, **fields}))
 
 
 def build_spec(
