@@ -146,7 +146,7 @@ def test_a_result_that_cannot_be_an_image_is_a_breach() -> None:
     def far(figure: Image) -> Any:
         return ["here:", {"type": "image", "image": "http://a/b.png"}]
 
-    with pytest.raises(ContractError, match="return texts, images or JSON values, got an image must be on this mach"):
+    with pytest.raises(ContractError, match="return texts, images or JSON values: an image must be on this mach"):
         check_tool(far)
 
 
