@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import find_spec
 
 from rlscale.config import ComputeDtype, ModelConfig, TrainBackendName
+from rlscale.config.installed import is_installed
 from rlscale.doctor.catalog import CheckContext
 from rlscale.doctor.check_result import CheckResult, CheckVerdict, Figure, SkipCheck
 from rlscale.doctor.check_training import relative_difference
@@ -28,7 +28,7 @@ EXACT, ROUNDED = 1e-3, 0.1
 
 def megatron_step(context: CheckContext) -> CheckResult:
     """With Transformer Engine's layers where they can run, else with torch layers."""
-    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+    if not is_installed("megatron.core"):
         raise SkipCheck("megatron-core is not installed; pip install 'rlscale[megatron]', or use train=fsdp")
     on_gpu = context.device == "cuda"
     # Transformer Engine has attention kernels for 16 bits only.
@@ -52,7 +52,7 @@ def megatron_step(context: CheckContext) -> CheckResult:
     ]
     layers = "torch layers"
     verdict, next_step = CheckVerdict.ok, ""
-    if find_spec("transformer_engine") is not None and on_gpu:
+    if is_installed("transformer_engine") and on_gpu:
         layers = "Transformer Engine's layers"
         figures.append(Figure(name="transformer-engine", value=version("transformer-engine")))
     elif on_gpu:

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 
 from rlscale.cluster.memory_saver_env import SAVER, saver_variables
 from rlscale.config import TrainBackendName
+from rlscale.config.installed import is_installed
 from rlscale.doctor.catalog import CheckContext
 from rlscale.doctor.check_result import CheckResult, SkipCheck, parse_result, worst
 from rlscale.doctor.saver_probe import build_saver_spec
@@ -31,11 +31,11 @@ def memory_saver(context: CheckContext) -> CheckResult:
 
     One for each backend: Megatron-core uses the saver, too, and could leave it in another mode.
     """
-    if find_spec(SAVER) is None:
+    if not is_installed(SAVER):
         raise SkipCheck(f"{SAVER} is not installed; pip install 'rlscale[gpu]', or cluster.offload_train_mode=move")
     model = build_tiny_model(context.models, **FIELDS)
     backends = [TrainBackendName.fsdp]
-    if find_spec("megatron") is not None and find_spec("megatron.core") is not None:
+    if is_installed("megatron.core"):
         backends.append(TrainBackendName.megatron)
     # One after the other: they measure the free memory of the device.
     results = {backend: _probe(context, model, backend) for backend in backends}

@@ -134,7 +134,7 @@ class VisionTower:
 
 def _build_tower(config: Any) -> nn.Module:
     """The vision tower of a model of transformers, with random weights; AutoModel knows some only in later versions."""
-    # Imported here: as above.
+    # Imported here: models without images start without transformers.
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):

@@ -52,9 +52,10 @@ def install_cpu_patches() -> None:
 
 @contextmanager
 def megatron_device() -> Iterator[None]:
-    """Allows this thread to call Megatron-core: on CUDA unchanged, else with the CPU in place of CUDA.
+    """Allows this thread to call Megatron-core: as it is on CUDA, else with the CPU in place of CUDA.
 
-    Installs the patches if needed. Reentrant; each thread enters for itself.
+    Installs the patches if needed, and on both a name that is missing without Transformer Engine. Reentrant; each
+    thread enters for itself.
     """
     if not hasattr(moe_utils, "te_general_gemm"):
         # Only defined where Transformer Engine is installed, but always read, on a GPU too.
