@@ -110,11 +110,15 @@ def test_a_resumed_run_repeats_an_uninterrupted_one(command: Command) -> None:
     done = command.run(REWARDED, *ONE_GPU, *save, "data.num_rollout=4")
     check_run(command, done.code, done.err, limit=EXACT, count=4)
     whole = command.metrics()
-    resumed = Command(folder=command.folder, cache=command.cache, name="resumed", mark=command.mark)
-    for number in (2, 4):
-        done = resumed.run(REWARDED, *ONE_GPU, *save, f"data.num_rollout={number}")
-        assert done.code == 0, done.err
-    for a, b in zip(trained(whole), trained(resumed.metrics()), strict=True):
+    first, resumed = (
+        Command(folder=command.folder, cache=command.cache, name=name, mark=command.mark)
+        for name in ("first", "resumed")
+    )
+    done = first.run(REWARDED, *ONE_GPU, *save, "data.num_rollout=2")
+    assert done.code == 0, done.err
+    done = resumed.run(REWARDED, *ONE_GPU, *save, "data.num_rollout=4", f"checkpoint.load={first.run_dir}")
+    assert done.code == 0, done.err
+    for a, b in zip(trained(whole)[2:], trained(resumed.metrics()), strict=True):
         assert a["train/loss"] == pytest.approx(b["train/loss"], rel=1e-3, abs=1e-5)
         assert a["train/grad_norm"] == pytest.approx(b["train/grad_norm"], rel=1e-3)
 
