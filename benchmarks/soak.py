@@ -4,7 +4,8 @@ Runs the quickstart with a tiny model and batch, so that a step takes as little 
 filter, over-sampling, partial rollouts, rewards in their own processes, and an evaluation every 50 steps during the
 training. Every few seconds it reads the anonymous memory (RssAnon) of every process of the run. A growth is that of the
 median over the last tenth of the steps after the warm-up, compared with the first tenth of them. Processes of ours must
-not grow by more than 2 %; Ray's own processes are shown as well.
+not grow by more than 2 %; Ray's own processes are shown as well (its GCS keeps the events of up to
+100,000 finished tasks).
 
 The run folder is temporary. Its logs keep few samples, few timelines and the last evaluations and checkpoint; a run
 whose folder exceeds 1 GB is ended. Ctrl-C and SIGTERM end the run, and the results so far are written. The exit code is
