@@ -3,15 +3,12 @@
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import ray
-from ray._private import services
 
 END_TIMEOUT_S = 3.0
 """Limit of one call at the end. Without its control store Ray waits for 60 s and then ends the driver, without a word
@@ -19,24 +16,7 @@ about the run."""
 
 REMOVE_GROUPS = "remove the placement groups of the run"
 
-_POPEN = "ConsolePopen"  # in a private module of Ray: a subclass of subprocess.Popen that starts its daemons
-
 _logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def daemons_in_own_session() -> Iterator[None]:
-    """Ray's daemons that are started inside are not in the driver's process group.
-
-    `timeout`, a shell that ends its jobs, and a terminal that is closed signal the whole group. Ray's daemons would end
-    at once, and the driver needs them to end the run.
-    """
-    before = getattr(services, _POPEN)
-    setattr(services, _POPEN, partial(before, start_new_session=True))
-    try:
-        yield
-    finally:
-        setattr(services, _POPEN, before)
 
 
 def end_ray() -> None:

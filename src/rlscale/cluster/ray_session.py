@@ -18,7 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlscale.cluster.attach import attach, running_cluster
 from rlscale.cluster.cluster_address import cluster_address
 from rlscale.cluster.process_reaper import reaped_session
-from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave, daemons_in_own_session, end_ray
+from rlscale.cluster.ray_daemons import needed_daemons
+from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave, end_ray
 from rlscale.cluster.ray_token import create_token
 from rlscale.config import ClusterConfig, Device
 from rlscale.config.groups.cluster import LOCAL_RAY
@@ -143,7 +144,7 @@ def _start_local(options: Mapping[str, Any]) -> None:
     for attempt in range(1, LOCAL_STARTS + 1):
         try:
             # Without an address Ray would connect to a cluster that runs on this machine.
-            with daemons_in_own_session():
+            with needed_daemons():
                 ray.init(address=LOCAL_RAY, **options)
         except Exception as error:
             if _TOO_SLOW not in str(error):

@@ -15,7 +15,8 @@ from ray._common.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 
 from rlscale.cluster.process_reaper import reaped_session
-from rlscale.cluster.ray_end import daemons_in_own_session, end_ray
+from rlscale.cluster.ray_daemons import needed_daemons
+from rlscale.cluster.ray_end import end_ray
 from rlscale.cluster.ray_session import PASSIVE_OMP_ENV, SIMULATED_GPUS, environment
 from rlscale.control.signals import interrupt_on_ending_signals
 
@@ -53,11 +54,11 @@ def simulated_nodes(num_nodes: int, gpus_per_node: int) -> Iterator[None]:
     # A raylet refuses to have more GPUs than CUDA_VISIBLE_DEVICES names.
     with reaped_session(), environment(NODE_ENV), _without("CUDA_VISIBLE_DEVICES"), _kept_address() as keep_address:
         _require_token()
-        with daemons_in_own_session():
+        with needed_daemons():
             cluster: Any = Cluster(initialize_head=True, head_node_args=node, shutdown_at_exit=False)
         try:
             keep_address()
-            with daemons_in_own_session():
+            with needed_daemons():
                 for _ in range(num_nodes - 1):
                     cluster.add_node(**node)
             ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)

@@ -4,10 +4,9 @@ import logging
 import threading
 
 import pytest
-from ray._private import services
 
 from rlscale.cluster import ray_end
-from rlscale.cluster.ray_end import call_or_leave, daemons_in_own_session
+from rlscale.cluster.ray_end import call_or_leave
 
 
 def test_a_call_that_returns_is_waited_for() -> None:
@@ -31,12 +30,3 @@ def test_a_call_that_never_returns_is_left(monkeypatch: pytest.MonkeyPatch, capl
         assert not call_or_leave(forever.wait, "remove the placement group")
     assert caplog.messages == ["within 0.05 s Ray did not remove the placement group"]
     forever.set()
-
-
-def test_daemons_have_their_own_session_only_inside(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[object] = []
-    monkeypatch.setattr(services, "ConsolePopen", lambda command, **options: given.append(options))
-    with daemons_in_own_session():
-        services.ConsolePopen(["raylet"])
-    services.ConsolePopen(["raylet"])
-    assert given == [{"start_new_session": True}, {}]
