@@ -11,7 +11,7 @@ from ray._private.node import Node
 _POPEN = "ConsolePopen"  # in a private module of Ray: a subclass of subprocess.Popen that starts its daemons
 
 NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Methods of Ray's private `Node`, each of which starts a daemon that no run uses.
+"""Methods of Ray's private `Node` that each start a daemon which no run uses.
 
 The first adds nodes to a cluster, which here is this machine. The second forwards what workers print, which is off
 (`log_to_driver`). The third serves the dashboard, and without it only reports usage, which is off, too.
