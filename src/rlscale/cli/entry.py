@@ -1,4 +1,4 @@
-"""Entry points of the commands that people wait for: they import without garbage collection.
+"""Entry points of the commands that people wait for, which import without garbage collection, and of those with Ray.
 
 Modules live as long as the process. The collector would look through them several times while they are imported, a
 tenth of the time of `rlscale-train --cfg job`, and again in every collection of the run.
@@ -7,6 +7,8 @@ tenth of the time of `rlscale-train --cfg job`, and again in every collection of
 import gc
 from importlib import import_module
 from types import ModuleType
+
+from rlscale.control.left_calls import exit_process
 
 
 def train() -> None:
@@ -24,6 +26,18 @@ def config() -> int:
     """`rlscale-config`; returns the exit code."""
     code: int = _module_of("config").main()
     return code
+
+
+def evaluate() -> None:
+    """`rlscale-eval`."""
+    module = _module_of("eval")
+    exit_process(module.main())
+
+
+def sweep() -> None:
+    """`rlscale-sweep`."""
+    module = _module_of("sweep")
+    exit_process(module.main())
 
 
 def _module_of(command: str) -> ModuleType:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rlscale.cli.app import main_train
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LossType
+from rlscale.control.left_calls import exit_process
 from rlscale.observe.unfailing_stream import unfailing_output
 from rlscale.secrets import redact_override
 
@@ -29,7 +30,7 @@ def main() -> None:
         code = main_train(
             sys.argv[1:], make_job=make_trainer, report=report, check_job=check_run, share_ray=share_ray_of_jobs
         )
-    sys.exit(code)
+    exit_process(code)
 
 
 def check_run(config: RunConfig, broken: Collection[str]) -> Sequence[Problem]:

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave
+from rlscale.cluster.ray_end import REMOVE_GROUPS, call_ray_or_leave
 from rlscale.cluster.ray_engines import RayEngines
 from rlscale.cluster.ray_session import Bundles, bundle_requests, living_nodes
 from rlscale.engines.launch_plan import engine_name
@@ -105,7 +105,7 @@ class ElasticEngines:
             if each.server is not None:
                 each.server.kill()
         groups = [each.group for each in self._further]
-        call_or_leave(lambda: [remove_placement_group(group) for group in groups], REMOVE_GROUPS)
+        call_ray_or_leave(lambda: [remove_placement_group(group) for group in groups], REMOVE_GROUPS)
 
     def _each(self) -> Sequence[tuple[int, _Further]]:
         return list(zip(self.elastic, self._further, strict=True))

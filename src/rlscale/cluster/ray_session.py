@@ -19,7 +19,7 @@ from rlscale.cluster.attach import attach, running_cluster
 from rlscale.cluster.cluster_address import cluster_address
 from rlscale.cluster.process_reaper import reaped_session
 from rlscale.cluster.ray_daemons import needed_daemons
-from rlscale.cluster.ray_end import REMOVE_GROUPS, call_or_leave, end_ray
+from rlscale.cluster.ray_end import REMOVE_GROUPS, call_ray_or_leave, end_ray
 from rlscale.cluster.ray_token import create_token
 from rlscale.config import ClusterConfig, Device
 from rlscale.config.groups.cluster import LOCAL_RAY
@@ -303,7 +303,7 @@ def placement_group_for(config: ClusterConfig, layout: Layout) -> Iterator["Bund
             )
         yield Bundles(group, resource, layout)
     finally:
-        call_or_leave(partial(remove_placement_group, group), REMOVE_GROUPS)
+        call_ray_or_leave(partial(remove_placement_group, group), REMOVE_GROUPS)
 
 
 def bundle_requests(layout: Layout, resource: str) -> list[dict[str, float]]:

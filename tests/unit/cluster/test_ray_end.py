@@ -1,32 +1,43 @@
 """Calls of Ray at the end of a run, when Ray may be gone."""
 
 import logging
+import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
+import ray
 
 from rlscale.cluster import ray_end
-from rlscale.cluster.ray_end import call_or_leave
+from rlscale.cluster.ray_end import call_ray_or_leave
 
 
-def test_a_call_that_returns_is_waited_for() -> None:
-    calls: list[str] = []
-    assert call_or_leave(lambda: calls.append("ended"), "end")
-    assert calls == ["ended"]
-
-
-def test_its_error_is_raised() -> None:
-    def fail() -> None:
-        raise RuntimeError("no such group")
-
-    with pytest.raises(RuntimeError, match="no such group"):
-        call_or_leave(fail, "end")
-
-
-def test_a_call_that_never_returns_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_ray_a_call_that_never_returns_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(ray_end, "END_TIMEOUT_S", 0.05)
     forever = threading.Event()
     with caplog.at_level(logging.WARNING):
-        assert not call_or_leave(forever.wait, "remove the placement group")
+        assert not call_ray_or_leave(forever.wait, "remove the placement group")
     assert caplog.messages == ["within 0.05 s Ray did not remove the placement group"]
     forever.set()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_control_store_that_answers_gives_more_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: str
+) -> None:
+    store = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    address = f"[{host}]:{store.getsockname()[1]}" if ":" in host else f"{host}:{store.getsockname()[1]}"
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+    monkeypatch.setattr(ray_end, "END_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ray_end, "ALIVE_END_TIMEOUT_S", 0.1)
+    with caplog.at_level(logging.WARNING):
+        for is_open in (True, False):
+            if not is_open:
+                store.close()
+            forever = threading.Event()
+            assert not call_ray_or_leave(forever.wait, "end")
+            forever.set()
+    assert caplog.messages == ["within 0.1 s Ray did not end", "within 0.05 s Ray did not end"]
