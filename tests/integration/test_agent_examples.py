@@ -37,7 +37,7 @@ def test_held_out_success_doubles(
     examples: ModuleType, name: str, cache: Path, tmp_path: Path, shared_ray: str
 ) -> None:
     env = {"RLSCALE_CACHE": str(cache), "RAY_ADDRESS": shared_ray}
-    overrides = ("eval.interval=5", "eval.max_examples=100", f"eval.stop_reward={STOP_REWARDS[name]}")
+    overrides = ("eval.interval=6", "eval.max_examples=100", f"eval.stop_reward={STOP_REWARDS[name]}")
     result = examples.run(name, tmp_path, overrides=overrides, env=env)
     assert examples.learns(result), result["held_out"]
 

@@ -227,6 +227,7 @@ def test_micro_batches_do_not_change_a_loss_above_0(name: str, parts: list[list[
     torch.testing.assert_close(cut_gradient, whole_gradient, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=10, deadline=None)
 @given(rollout=rollouts(), garbage=st.sampled_from([float("nan"), float("inf"), float("-inf"), 1e30]))
@@ -240,6 +241,7 @@ def test_masked_tokens_have_no_effect(name: str, rollout: Rollout, garbage: floa
     assert all(torch.equal(clean_sums[key][0], dirty_sums[key][0]) for key in clean_sums)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=10, deadline=None)
 @given(rollout=rollouts(), data=st.data())

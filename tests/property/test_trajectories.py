@@ -93,6 +93,7 @@ def test_a_cut_changes_neither_loss_nor_gradient(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_context", [False, True])
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in PER_SAMPLE])
 def test_the_loss_that_a_cut_keeps_is_not_0(name: str, keeps_context: bool) -> None:
@@ -125,6 +126,7 @@ def test_before_the_first_step_a_cut_changes_no_ratio_of_a_sequence(name: str, r
     torch.testing.assert_close(torch.zeros_like(gradient).index_add(0, sources, cut_gradient), gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ALGORITHMS])
 @settings(max_examples=8, deadline=None)
 @given(rollout=rollouts(), seed=st.integers(0, 2**31))

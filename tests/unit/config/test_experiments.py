@@ -39,6 +39,7 @@ SUPPORTED = {"quickstart", "quickstart_warmup", "qwen3_4b_grpo", "qwen3_30b_a3b_
 PRESET_ROWS = [row for row in csv.DictReader(TABLE.open(encoding="utf-8")) if row["experiment"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_an_experiment_is_valid(experiment: str) -> None:
     message = config_errors(f"experiment={experiment}")

@@ -130,6 +130,7 @@ VERL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("project", "line", "expected"),
     [*(("slime", *case) for case in SLIME), *(("verl", *case) for case in VERL)],

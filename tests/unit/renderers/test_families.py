@@ -54,6 +54,7 @@ def renderer_of(name: str) -> Renderer:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_a_renderer_with_a_bridge(name: str) -> None:
     renderer = renderer_of(name)

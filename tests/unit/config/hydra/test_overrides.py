@@ -148,6 +148,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "message"), CASES, ids=[word for word, _ in CASES])
 def test_one_error_is_reported_once(word: str, message: str) -> None:
     found = only_error([word])

@@ -40,6 +40,7 @@ def test_the_library_has_the_argument_and_its_value(path: str) -> None:
     assert REFUSED[path] is not None or kind.endswith("null")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REFUSED)
 def test_another_value_is_an_error_and_the_right_one_is_not(path: str) -> None:
     group, _, name = path.partition(".")

@@ -81,6 +81,7 @@ def test_every_server_allows_as_many_connections_as_the_system(
     assert found == [low_limit]
 
 
+@pytest.mark.slow
 def test_objects_of_the_start_do_not_delay_collections() -> None:
     def count(phase: str, info: dict[str, Any]) -> None:
         generations.append(info["generation"])
