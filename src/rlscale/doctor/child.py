@@ -13,12 +13,12 @@ import argparse
 import faulthandler
 import json
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from rlscale.control.left_calls import exit_process
 from rlscale.doctor.catalog import CheckContext
 from rlscale.doctor.check_result import CheckResult, CheckVerdict, SkipCheck
 from rlscale.engines.process_lifetime import die_with_parent
@@ -82,4 +82,4 @@ def _write(result: CheckResult, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())
