@@ -10,6 +10,7 @@ import ray
 
 from rlscale.cluster import ray_end
 from rlscale.cluster.ray_end import call_ray_or_leave
+from rlscale.control import left_calls
 
 
 def test_without_ray_a_call_that_never_returns_is_left(
@@ -21,6 +22,7 @@ def test_without_ray_a_call_that_never_returns_is_left(
         assert not call_ray_or_leave(forever.wait, "remove the placement group")
     assert caplog.messages == ["within 0.05 s Ray did not remove the placement group"]
     forever.set()
+    left_calls._left.pop().join()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -40,4 +42,5 @@ def test_a_control_store_that_answers_gives_more_time(
             forever = threading.Event()
             assert not call_ray_or_leave(forever.wait, "end")
             forever.set()
+            left_calls._left.pop().join()
     assert caplog.messages == ["within 0.1 s Ray did not end", "within 0.05 s Ray did not end"]
