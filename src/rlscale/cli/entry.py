@@ -1,4 +1,4 @@
-"""Entry points of the commands that people wait for, which import without garbage collection, and of those with Ray.
+"""Entry points of the commands that people wait for, and of those that start Ray: imports without garbage collection.
 
 Modules live as long as the process. The collector would look through them several times while they are imported, a
 tenth of the time of `rlscale-train --cfg job`, and again in every collection of the run.

@@ -18,6 +18,7 @@ from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.secrets import hide_secrets
 from rlscale.config import LoadedConfig, RunConfig, load_config_with_notes, to_yaml
 from rlscale.config.load import CheckConfig, check_nothing, with_origin
+from rlscale.control.left_calls import exit_process
 from rlscale.errors import ConfigError, DataError, FailureShareError, Problem
 from rlscale.secrets import redact_yaml
 
@@ -235,4 +236,4 @@ def _first_failure(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

@@ -12,6 +12,7 @@ from rlscale.cli.app import INTERRUPTED, OK, WRONG_INPUT, SweepRunner, format_er
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.cli.option_parser import OptionParser
 from rlscale.cli.train import check_run, make_trainer, share_ray_of_jobs
+from rlscale.control.left_calls import exit_process
 from rlscale.errors import ConfigError, count_noun
 
 
@@ -77,4 +78,4 @@ def _resume(folder: Path, runner: SweepRunner | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

@@ -18,7 +18,8 @@ def call_or_leave(call: Callable[[], Any], name: str, purpose: str, *, timeout_s
     """Calls a function of a library that may wait for ever.
 
     Args:
-        name: of the library, in the warning "within ... s <name> did not <purpose>".
+        name: the library, for the warning "within 3 s <name> did not <purpose>".
+        purpose: what the call does, for the same warning.
 
     Returns:
         Whether it has returned in time. Its error is raised.
