@@ -23,7 +23,7 @@ HEADS = ("model.num_key_value_heads=2",)
 WEIGHTS = ("train.weight_folder={folder}/weights",)
 
 RUNS: dict[str, tuple[str, ...]] = {
-    r"algo=gspo optim\.lr=1e-4": (*QUICKSTART, *TWO),
+    r"algo=rloo optim\.lr=1e-4": (*QUICKSTART, *TWO),
     r"model=tiny_qwen3_moe": (*QUICKSTART, *TWO),
     r"model=tiny_qwen3_moe algo\.use_rollout_routing_replay=true": (*QUICKSTART, *TWO),
     r"rollout\.weight_precision=(fp8|int4) algo\.use_tis=true": (*QUICKSTART, *TWO),
@@ -79,8 +79,8 @@ BY_TESTS: dict[str, str] = {
     r"buffer\.url=.*": "tests/integration/test_buffer.py",
     r"\+experiment=quickstart algo\.opd_kl_coef=1\.0 model\.teacher_url=.*": "tests/integration/test_teachers.py",
     r"\+experiment=quickstart gateway\.enabled=true .*": "tests/integration/test_gateway.py",
-    r"-m algo\.eps_clip=.*": "tests/integration/test_parallel_sweeps.py",
-    r"-m (hydra/launcher=(joblib|ray) .*)?algo=grpo,gspo train\.seed=1,2": "tests/integration/test_parallel_sweeps.py",
+    r"-m (batch\.num_steps_per_rollout=1,2|algo=grpo,rloo) optim\.lr=.*": "tests/integration/test_parallel_sweeps.py",
+    r"-m (hydra/launcher=(joblib|ray) .*)?algo=grpo,rloo train\.seed=1,2": "tests/integration/test_parallel_sweeps.py",
     r"-m hydra/launcher=ray optim\.lr=.* train\.lora\.shared_base=true": "tests/integration/test_shared_engines.py",
     r"-m hydra/sweeper=optuna .*": "tests/integration/test_sweeps.py",
     r"rollout=sglang( sglang\.page_size=.*)?": "tests/integration/test_sglang.py",

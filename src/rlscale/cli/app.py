@@ -62,8 +62,8 @@ examples:
   rlscale-train                                            train a small model to add, on a CPU
   rlscale-train experiment=qwen3_4b_grpo                   Qwen3-4B on one node of 8 GPUs
   rlscale-train experiment=qwen3_4b_grpo on=cpu            the same experiment here, small
-  rlscale-train algo=gspo optim.lr=1e-4                    change an option and a value
-  rlscale-train -m algo.eps_clip=0.1,0.2 optim.lr=1e-5,3e-5   four jobs, a table and a plot
+  rlscale-train algo=rloo optim.lr=1e-4                    change an option and a value
+  rlscale-train -m algo=grpo,rloo optim.lr=1e-5,3e-5       four jobs, a table and a plot
 
 flags:
   -h, --help          print this text

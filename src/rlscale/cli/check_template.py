@@ -160,6 +160,9 @@ def _parse(words: Sequence[str]) -> _Arguments:
             near = nearest(name, FLAGS)
             fix = f"did you mean {near}?" if near else f"see {COMMAND} --help"
             problems.append(Problem(path=name, rule="be a known flag", value=word, fix=fix))
+        elif name == "model" and equals:
+            models.append(value)
+            problems.append(Problem(path="<model>", rule="stand without a key", value=word, fix=f"write {value}"))
         else:
             models.append(word)
     if len(models) != 1:

@@ -56,10 +56,19 @@ class OptionParser(argparse.ArgumentParser):
             return f"{found['names']} must be given, got nothing; {see}"
         if found := _UNKNOWN.fullmatch(message):
             flag = found["given"].split()[0].partition("=")[0]
-            similar = nearest(flag, re.findall(r"--[a-z][a-z-]+", self.format_help())) if flag[0] == "-" else None
+            if flag[0] != "-":
+                names = ", ".join(_name(action) for action in self._actions if not action.option_strings)
+                return f"arguments must be {names or 'flags'}, got also {flag}; {see}"
+            similar = nearest(flag, re.findall(r"--[a-z][a-z-]+", self.format_help()))
             fix = f"did you mean {similar}?" if similar and similar != flag else see
             return f"{flag} must be a known argument, got {flag}; {fix}"
         return f"{message}; {see}"
+
+
+def _name(action: argparse.Action) -> str:
+    """The name of a positional argument, as the help shows it."""
+    name = action.metavar or action.dest
+    return name if isinstance(name, str) else name[0]
 
 
 def _unquoted(value: str) -> str:

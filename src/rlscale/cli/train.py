@@ -105,19 +105,21 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     # Functions that import slime's modules need them in every run.
     typed = [each for each in typed if each.startswith("run.slime_modules=") or not each.lstrip("+").startswith("run.")]
     kept = [each for each in typed if each.lstrip("+") != "experiment=quickstart"]
-    same = " ".join(["rlscale-train", *map(shlex.quote, kept)])
     # A group may be chosen once.
     others = [each for each in kept if not each.lstrip("+").startswith("algo=")]
-    is_gspo = any(each.lstrip("+") == "algo=gspo" for each in kept)
-    other, swept = "grpo" if is_gspo else "gspo", "algo.eps_clip=0.1,0.2"
+    is_rloo = any(each.lstrip("+") == "algo=rloo" for each in kept)
+    other = "grpo" if is_rloo else "rloo"
     if config.algo.loss_type == LossType.sft_loss:
-        other, swept = "sft_per_token", "optim.lr=1e-4,1e-3"
+        other = "sft_per_token"
+    # The rate of this run and its neighbours; a key may be given once.
+    swept = "optim.lr=" + ",".join(f"{factor * config.optim.lr:g}" for factor in (0.5, 1, 2))
+    unswept = [each for each in kept if not each.lstrip("+").startswith("optim.lr=")]
     commands = [(f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser")]
     if not config.debug.rollout_only:  # it trains nothing: algorithms and their keys have no effect
         algorithm = " ".join(["rlscale-train", *map(shlex.quote, others), f"algo={other}"])
         commands += [
             (algorithm, "the same with another algorithm"),
-            (f"{same} -m {swept}", "a sweep, with a table at the end"),
+            (" ".join(["rlscale-train", *map(shlex.quote, unswept), "-m", swept]), "a sweep, with a table at the end"),
         ]
     if result.hf_folder is not None:
         served = f"rlscale-serve --model-path {shlex.quote(str(result.hf_folder))}"

@@ -42,6 +42,7 @@ def test_a_failed_check_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         ([], "<model> must be one model, got nothing; write rlscale-check-template tiny_qwen3_agent"),
         (["a", "b"], "<model> must be one model, got a b; write"),
+        (["model=tiny_qwen3"], "<model> must stand without a key, got model=tiny_qwen3; write tiny_qwen3"),
         (["a", "--rendere=x"], "--rendere must be a known flag, got --rendere=x; did you mean --renderer?"),
         (["a", "--renderer"], "--renderer must have a value, got nothing; write --renderer auto"),
         (["tiny_qwen3", "--renderer=x"], "--renderer must fit the model, got x; renderer must be one of auto"),

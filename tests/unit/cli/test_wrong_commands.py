@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlscale.cli import convert, crashtest, doctor, launch, plan, serve, train
+from rlscale.cli import convert, crashtest, doctor, launch, plan, report, serve, train
 from rlscale.cli.app import main_train
 from rlscale.config import RunConfig
 from tests.tiny_model import write_tiny_qwen3
@@ -239,6 +239,7 @@ CASES: list[tuple[str, str, str | None]] = [
         "--skpi must be a known argument, got --skpi; did you mean --skip?",
         "doctor --list --skip ray",
     ),
+    ("report runs/one runs/two", f"arguments must be run, got also runs/two; rlscale-report {SEE}", None),
     # Weights and servers.
     (
         "convert {model}",
@@ -362,6 +363,7 @@ def refuse(name: str, words: list[str]) -> int:
     if name == "train":
         return check(name, words)
     modules: dict[str, Any] = {"launch": launch, "plan": plan, "doctor": doctor, "convert": convert, "serve": serve}
+    modules |= {"report": report}
     try:
         return int((modules | {"crashtest": crashtest})[name].main(words))
     except SystemExit as end:

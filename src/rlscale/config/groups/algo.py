@@ -210,7 +210,7 @@ class AlgoConfig(ConfigGroup):
     # Clipping of the policy ratio.
     eps_clip: Annotated[float, Field(gt=0)] = 0.2
     """Lower clip range: the policy ratio is clipped below 1 - `algo.eps_clip`. Also the default of the upper clip
-    range.
+    range. Without effect where the ratio is 1: with one optimiser step per rollout and old logprobs of the trainer.
     """
 
     eps_clip_high: Annotated[float | None, Field(gt=0)] = None

@@ -23,13 +23,14 @@ from rlscale.config.groups.algo import (
     uses_teacher,
 )
 from rlscale.config.problems import show
-from rlscale.config.rules.conditions import is_sft, learns_conversations, resolve_decoupled_loss
+from rlscale.config.rules.conditions import is_sft, keeps_old_policies, learns_conversations, resolve_decoupled_loss
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 CLIPPED = (PolicyLossName.clip, PolicyLossName.gspo, PolicyLossName.cispo)
 """Losses with a clip range."""
+ONE_STEP = "with one optimiser step per rollout (batch.num_steps_per_rollout) the policy ratio is 1"
 
 
 def _uses_estimator(algo: AlgoConfig) -> bool:
@@ -228,6 +229,9 @@ def warn_algo(config: RunConfig) -> list[str]:
             for name in ("calculate_per_token_loss", "divide_by_max_response_len")
             if getattr(algo, name)
         ]
+    averages = not (algo.calculate_per_token_loss or algo.divide_by_max_response_len)
+    if loss == PolicyLossName.gspo and averages and _ratio_is_one(config):
+        warnings.append(f"gspo trains as grpo does: {ONE_STEP}")
     if algo.opsm_delta is not None and _has_one_step(config) and config.rollout.max_staleness == 0:
         warnings.append(
             "algo.opsm_delta hardly masks any sample: with one optimiser step per rollout and rollout.max_staleness=0 "
@@ -245,6 +249,14 @@ def _has_one_step(config: RunConfig) -> bool:
     # Rules run before the resolve step, so the sizes may be unset.
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
     return batch.global_batch_size is None or batch.global_batch_size >= samples
+
+
+def _ratio_is_one(config: RunConfig) -> bool:
+    """Whether the policy of each step is the one whose logprobs are the old ones, so that no clip range has an effect.
+
+    It is not where the old ones come from the engine, from kept weights, or from before other steps.
+    """
+    return _has_one_step(config) and not config.algo.use_rollout_logprobs and not keeps_old_policies(config)
 
 
 def _algo(*names: str) -> tuple[str, ...]:
@@ -432,6 +444,11 @@ IGNORED: tuple[IgnoredKey, ...] = (
         names=_algo("eps_clip", "eps_clip_high", "eps_clip_c"),
         when=lambda config: policy_loss_of(config.algo) not in CLIPPED,
         why="the policy loss has no clip range",
+    ),
+    IgnoredKey(
+        names=_algo("eps_clip", "eps_clip_high", "eps_clip_c"),
+        when=_ratio_is_one,
+        why=ONE_STEP,
     ),
     IgnoredKey(
         names=_algo("sapo_temperature_pos", "sapo_temperature_neg"),

@@ -15,6 +15,8 @@ GENERATION_KEYS = [
     for name in entry.names
 ]
 EVALUATED = {"eval.prompt_data": ["a", "b"], "eval.interval": 1}
+TWO_STEPS: Values = {"batch.num_steps_per_rollout": 2}
+OLD_WEIGHTS: Values = {"rollout.max_staleness": 1, "train.keep_old_actor": True}
 FSDP = {"train.backend": "fsdp"}
 ON_CUDA = {**FSDP, "cluster.device": "cuda"}
 KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
@@ -56,6 +58,11 @@ KL = {"algo.use_kl_loss": True, "algo.kl_loss_coef": 0.1}
             "algo.calculate_per_token_loss changes gspo from its paper",
             {"algo.policy_loss": "sapo", "algo.calculate_per_token_loss": True, "algo.eps_clip_high": 0.1},
         ),
+        (
+            {"algo.advantage_estimator": "gspo"},
+            "gspo trains as grpo does: with one optimiser step per rollout",
+            {"algo.advantage_estimator": "gspo", **TWO_STEPS},
+        ),
     ],
 )
 def test_a_doubtful_setting_gets_a_warning(values: Values, message: str, other: Values) -> None:
@@ -90,7 +97,10 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
     [
         ("batch.micro_batch_size", {"batch.use_dynamic_batch_size": True}, {}),
         ("optim.lr", {"data.num_rollout": 0, **EVALUATED}, {"data.num_rollout": 1}),
-        ("algo.eps_clip", {"data.num_rollout": 0, **EVALUATED}, {}),
+        ("algo.eps_clip", {"data.num_rollout": 0, **EVALUATED}, TWO_STEPS),
+        ("algo.eps_clip", {}, {"algo.ppo_epochs": 2}),
+        ("algo.eps_clip_high", {"train.keep_old_actor": True}, OLD_WEIGHTS),
+        ("algo.eps_clip_c", TWO_STEPS | {"batch.num_steps_per_rollout": 1}, {"algo.use_rollout_logprobs": True}),
         ("model.ref_ckpt_step", {}, {"algo.use_kl_loss": True}),
         *(
             (
@@ -245,14 +255,14 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
         ),
         ("algo.baseline", {}, {"algo.rewards_normalization": False}),
         ("algo.baseline", {"algo.advantage_estimator": "rloo"}, {"algo.advantage_estimator": "reinforce_plus_plus"}),
-        ("algo.eps_clip_c", {"algo.advantage_estimator": "cispo"}, {}),
+        ("algo.eps_clip_c", {"algo.advantage_estimator": "cispo"}, TWO_STEPS),
         (
             "algo.eps_clip_c",
             {"algo.policy_loss": "cispo"},
-            {"algo.advantage_estimator": "cispo", "algo.policy_loss": "clip"},
+            {"algo.advantage_estimator": "cispo", "algo.policy_loss": "clip", **TWO_STEPS},
         ),
-        ("algo.eps_clip", {"algo.policy_loss": "sapo"}, {"algo.policy_loss": "gspo"}),
-        ("algo.eps_clip_high", {"algo.advantage_estimator": "gpg"}, {"algo.advantage_estimator": "gdpo"}),
+        ("algo.eps_clip", {"algo.policy_loss": "sapo"}, {"algo.policy_loss": "gspo", **TWO_STEPS}),
+        ("algo.eps_clip_high", {"algo.advantage_estimator": "gpg"}, {"algo.advantage_estimator": "gdpo", **TWO_STEPS}),
         ("algo.sapo_temperature_pos", {}, {"algo.policy_loss": "sapo"}),
         ("algo.sapo_temperature_neg", {"algo.policy_loss": "reinforce"}, {"algo.policy_loss": "sapo"}),
         ("algo.policy_loss", {"algo.loss_type": "sft_loss"}, {}),
@@ -298,7 +308,7 @@ def test_another_distribution_than_the_trained_one_gets_a_warning(
             {"algo.decoupled_loss": True},
         ),
         ("algo.grpo_std_normalization", {"algo.rewards_normalization": False}, {}),
-        ("algo.eps_clip", {"algo.loss_type": "sft_loss"}, {}),
+        ("algo.eps_clip", {"algo.loss_type": "sft_loss"}, TWO_STEPS),
         ("reward.type", {"algo.loss_type": "sft_loss"}, {"algo.loss_type": "sft_loss", "eval.interval": 5}),
         ("reward.type", {"reward.custom_path": "a:b"}, {}),
         ("optim.min_lr", {}, {"optim.lr_decay_style": "linear"}),

@@ -77,6 +77,25 @@ def test_the_policy_loss_is_the_chosen_one(algo: dict[str, Any], expected: list[
     torch.testing.assert_close(losses(**algo), torch.tensor(expected))
 
 
+def gradient(**algo: Any) -> Tensor:
+    """Gradient of the loss in the first step of a rollout, whose old logprobs are the policy's."""
+    layout = TokenLayout.from_lengths(torch.ones(4, dtype=torch.bool), lengths_S=torch.tensor([2, 2]))
+    inputs = TokenInputs(advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]))
+    logprobs = torch.tensor([-1.0, -2.0, -1.0, -2.0], requires_grad=True)
+    compute_token_losses(AlgoConfig(**algo), logprobs=logprobs, entropy=None, inputs=inputs, layout=layout)[
+        0
+    ].sum().backward()
+    assert logprobs.grad is not None
+    return logprobs.grad
+
+
+@pytest.mark.parametrize("loss", ["clip", "gspo", "cispo"])
+def test_in_the_first_step_no_clip_range_has_an_effect(loss: str) -> None:
+    # The warnings "algo.eps_clip is ignored" and "gspo trains as grpo does" rest on this.
+    narrow = gradient(policy_loss=loss, eps_clip=1e-6, eps_clip_high=1e-6, eps_clip_c=1.001)
+    torch.testing.assert_close(narrow, gradient(), rtol=0, atol=0)
+
+
 def advantages(batch: TrainBatch, *, values: list[float] | None = None, **algo: Any) -> TrainColumns:
     """Advantages of a batch, at its trainable tokens."""
     rollout = PackedRollout(
