@@ -65,7 +65,7 @@ class EnvironmentCalls:
 
     def receive(self, kind: str, *arguments: Any) -> None:
         """Environments get no messages but calls."""
-        raise AssertionError(f"an environment knows no message {kind}")
+        raise AssertionError(f"an environment must get calls only, got message {kind}")
 
     async def finish(self) -> None:
         """Closes the environments that are open when the run has ended."""

@@ -209,7 +209,7 @@ class EnvironmentPool:
             if not host.is_lost:
                 await self._call(host, "close", number)
         except EnvironmentFailed as error:
-            log.warning("an environment was not closed in order: %s", error)
+            log.warning("closing an environment failed: %s", error)
         finally:
             host.leases.discard(number)
             if host.is_draining and not host.leases:

@@ -43,7 +43,7 @@ class ToolCalls:
 
     def receive(self, kind: str, *arguments: Any) -> None:
         """Tools get no messages but calls."""
-        raise AssertionError(f"a tool knows no message {kind}")
+        raise AssertionError(f"a tool must get calls only, got message {kind}")
 
     async def finish(self) -> None:
         """Tools hold nothing of an event loop."""

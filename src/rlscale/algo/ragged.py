@@ -20,7 +20,8 @@ Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]
 class TokenLayout:
     """Maps each packed token to its sample, and marks the trainable tokens.
 
-    Samples without a single token are allowed: they own no entry of `sample_ids_T`.
+    verl: `response_mask`, TRL: `completion_mask`, slime: `loss_masks`. Samples without a single token are allowed: they
+    have no entry in `sample_ids_T`.
 
     Example:
         layout = TokenLayout(

@@ -67,7 +67,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--command-line", action="store_true", help="print a command line instead of an experiment file"
     )
-    command.add_argument("--from", dest="experiment", metavar="EXPERIMENT", help="as a command line on this experiment")
+    command.add_argument(
+        "--from", dest="experiment", metavar="EXPERIMENT", help="print a command line on this experiment"
+    )
     command = add("schema", "print or write the JSON schemas of the YAML files, for editors")
     command.add_argument("group", nargs="?", help="print that of conf/<group>/*.yaml; default: of experiments")
     command.add_argument("--write", type=Path, metavar="DIR", help="write all to DIR and print the editor's settings")

@@ -166,7 +166,7 @@ def _check_flags(given: LaunchArguments, flags: CommandArguments) -> list[Proble
         fix = "use rlscale-train --cfg job for the configuration, and --stdout for the file"
         found.append(Problem(path="--cfg", rule="not be used", value="job", fix=fix))
     if given.stdout and given.submit:
-        fix = "remove one of both"
+        fix = "remove one of the two"
         found.append(Problem(path="--stdout", rule="not be used with --submit", value="--submit", fix=fix))
     hardware = None if given.options is None else given.options.hardware
     if hardware is not None and (hardware not in HARDWARE or hardware == "cpu"):

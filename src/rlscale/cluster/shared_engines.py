@@ -127,7 +127,7 @@ async def _forget(address: EngineAddress, adapter: str) -> None:
         await engine.abort()
         await engine.unload_adapter(adapter)
     except EngineError as error:
-        _logger.info("%s keeps no adapter %s: %s", address.name, adapter, error)
+        _logger.info("%s did not remove adapter %s: %s", address.name, adapter, error)
     finally:
         await engine.close()
 

@@ -125,7 +125,7 @@ def _last_answer(messages: Sequence[Message], render: Render, end_token: str) ->
     """For templates whose generation prompt opens the thinking: everything before the last answer is context."""
     if not is_learned(messages[-1]):
         raise ValueError(
-            f"a conversation must learn its last answer, got {STEP_MASK}=0; remove the row, or set "
+            f"the last answer of a conversation must be in the loss, got {STEP_MASK}=0; remove the row, or set "
             "data.loss_mask_type=qwen3"
         )
     prompt, answer = render(messages[:-1], True), str(messages[-1]["content"])

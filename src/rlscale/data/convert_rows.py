@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlscale.data.rows import check_unique_names
+from rlscale.data.rows import check_unique_names, json_type
 from rlscale.errors import DataError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -75,7 +75,7 @@ def _read_json(source: Path) -> Iterator[dict[str, Any]]:
         values = _find_list(values[0])
     for number, row in enumerate(values, start=1):
         if not isinstance(row, dict):
-            raise DataError(f"{source} must have objects as rows, got {type(row).__name__} as row {number}")
+            raise DataError(f"{source} must have objects as rows, got {json_type(row)} as row {number}")
         yield row
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlscale.data.data_paths import GZ, PARQUET, find_data_files, row_slice
 from rlscale.data.parquet_rows import first_parquet_rows
-from rlscale.data.rows import SPACE, Row, parse_line
+from rlscale.data.rows import MAX_ROW_BYTES, SPACE, Row, parse_line
 from rlscale.errors import DataError
 
 MAX_SKIPPED_ROWS = 1000
@@ -54,7 +54,8 @@ def first_rows(path: str, *, max_rows: int, max_bytes: int) -> Iterator[Row]:
 def first_lines(file: Path, *, start: int, max_rows: int, max_bytes: int) -> Iterator[Row]:
     """Parses the rows from `start` on, at most `max_rows` of them and `max_bytes`, without an index.
 
-    A row that does not end within the bytes is not parsed. A compressed file is decompressed only that far.
+    A compressed file is decompressed only that far. A row that does not end within the bytes is not among the results;
+    in a file that is not compressed it is parsed nevertheless, because it may be damaged.
 
     Raises:
         BadRowError, DataError: a row is no JSON object; the file cannot be read.
@@ -65,6 +66,10 @@ def first_lines(file: Path, *, start: int, max_rows: int, max_bytes: int) -> Ite
             for number in range(1, start + max_rows + 1_000_000):
                 line = lines.readline(max_bytes)
                 max_bytes -= len(line)
+                is_cut = max_bytes <= 0 and not line.endswith(b"\n") and file.suffix != GZ
+                if is_cut and start <= index < start + max_rows and line.strip(SPACE):
+                    line += lines.readline(MAX_ROW_BYTES + 1 - len(line))
+                    parse_line(line, file=file, index=index, number=number)
                 if not line or max_bytes <= 0 or index >= start + max_rows:
                     return
                 if not line.strip(SPACE):

@@ -12,7 +12,7 @@ from rlscale.config import DataConfig, OnBadRow, RolloutConfig, prompt_paths
 from rlscale.data.prompt_reader import DroppedRow, SftTarget
 from rlscale.data.prompts import make_reader
 from rlscale.data.row_table import RowTable
-from rlscale.data.rows import BadRowError
+from rlscale.data.rows import BadRowError, json_type
 from rlscale.types import Prompt
 
 if TYPE_CHECKING:
@@ -150,16 +150,11 @@ def _summarize_fields(table: RowTable, numbers: Sequence[int]) -> list[FieldSumm
         except BadRowError:
             continue  # counted among the dropped rows
         for name, value in row.fields.items():
-            types.setdefault(name, Counter())[_json_type(value)] += 1
+            types.setdefault(name, Counter())[json_type(value)] += 1
     return [
         FieldSummary(name=name, num_rows=found.total(), types=dict(found.most_common()))
         for name, found in types.items()
     ]
-
-
-def _json_type(value: Any) -> str:
-    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
 def _summarize_dropped(dropped: Sequence[DroppedRow]) -> list[DroppedSummary]:

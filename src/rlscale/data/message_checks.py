@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlscale.data.rows import Row
+from rlscale.data.rows import Row, json_type
 from rlscale.images import IMAGE_MARK
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -76,6 +76,23 @@ def is_learned(message: Mapping[str, Any]) -> bool:
     return bool(message.get(STEP_MASK, 1) in (1, None))
 
 
+def check_characters(row: Row, text: str) -> None:
+    """Checks that a text can be tokenised: JSON can write half of a surrogate pair, which is no character.
+
+    Raises:
+        BadRowError: it has one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found, before = text[error.start], text[max(0, error.start - 20) : error.start]
+        raise row.error(
+            f"have whole characters in its prompt, got half of a surrogate pair, {found!r}, after {before!r}; correct "
+            "or remove the row",
+            reason="half of a surrogate pair",
+        ) from error
+
+
 def _read_message(row: Row, message: dict[str, Any], place: tuple[int, str, bool]) -> dict[str, Any]:
     # Parquet has every key in every message: null stands for a missing one.
     message = {name: value for name, value in message.items() if value is not None or name == "content"}
@@ -88,6 +105,7 @@ def _read_message(row: Row, message: dict[str, Any], place: tuple[int, str, bool
             reason="unknown role",
         )
     if isinstance(content, str):
+        check_characters(row, content)
         return message
     if content is None and role == ASSISTANT and message.get("tool_calls"):
         return message | {"content": ""}
@@ -106,10 +124,12 @@ def _join_parts(row: Row, content: Any, number: int, key: str, *, has_images: bo
             texts.append(IMAGE_MARK)
         else:
             kind = part.get("type") if isinstance(part, dict) else None
-            found = f"a part of type {kind!r:.40}" if kind else type(part).__name__
+            found = f"a part of type {kind!r:.40}" if kind else json_type(part)
             raise row.error(
                 f"have a text or a list of text parts as content of message {number} under {key!r}, got {found}; "
                 "images need data.multimodal_keys",
                 reason="content is no text",
             )
+    for text in texts:
+        check_characters(row, text)
     return "".join(texts)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlscale.data.image_fields import image_values
-from rlscale.data.rows import Row
+from rlscale.data.rows import Row, json_type
 from rlscale.images import IMAGE_MARK, Image, decode_base64, read_uri, split_marks, to_data_url
 from rlscale.models.image_processor import ImageProcessor
 
@@ -53,9 +53,7 @@ def _content(row: Row, value: Any) -> tuple[str, bytes]:
     if isinstance(value, bytes):
         return to_data_url(value), value
     if not isinstance(value, str) or not value:
-        raise ValueError(
-            f"it must be a path, base64 or bytes, got {type(value).__name__}; correct data.multimodal_keys"
-        )
+        raise ValueError(f"it must be a path, base64 or bytes, got {json_type(value)}; correct data.multimodal_keys")
     if value.startswith(("http://", "https://")):
         raise ValueError(f"it must be on this machine, got {value[:60]}; download it and give its path")
     if value.startswith("data:"):

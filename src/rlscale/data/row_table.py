@@ -136,6 +136,8 @@ def _select(path: str, first: int, number: int, *, is_complete: bool) -> range:
     """The rows of a path: its slice of `number` rows from `first` on. Warns of a slice past their end."""
     rows = row_slice(path)
     found = range(first, first + number)[rows]
+    if not found:
+        raise no_rows(path, number)
     bounds = [bound for bound in (rows.start, rows.stop) if bound is not None]
     # An exclusive bound may be the number of rows; counted from the end likewise.
     if is_complete and any(bound > number or bound < -number for bound in bounds):
@@ -145,6 +147,4 @@ def _select(path: str, first: int, number: int, *, is_complete: bool) -> range:
             count_noun(len(found), "row"),
             number,
         )
-    if not found:
-        raise no_rows(path)
     return found

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rlscale.config import DataConfig
-from rlscale.data.message_checks import check_conversation, check_prompt_messages, read_messages
-from rlscale.data.rows import Row
+from rlscale.data.message_checks import check_characters, check_conversation, check_prompt_messages, read_messages
+from rlscale.data.rows import Row, json_type
 
 TOOLS = "tools"
 """Key of a prompt's metadata with the tool schemas of its row."""
@@ -33,12 +33,13 @@ def prompt_value(row: Row, config: DataConfig) -> str | list[dict[str, Any]]:
                 f"have a prompt of at least one token under {config.input_key!r}, got {value[:60]!r}; remove the row",
                 reason="empty prompt",
             )
+        check_characters(row, value)
         return [{"role": "user", "content": value}] if config.apply_chat_template else value
     messages = read_messages(row, value, key=config.input_key, has_images=config.multimodal_keys is not None)
     if messages is None:
         raise row.error(
             f"have a string or a list of messages with `role` and `content` under {config.input_key!r}, got "
-            f"{type(value).__name__}; correct data.input_key or the file",
+            f"{json_type(value)}; correct data.input_key or the file",
             reason="prompt of another type",
         )
     if not config.apply_chat_template:
@@ -63,7 +64,7 @@ def conversation_messages(row: Row, config: DataConfig) -> list[dict[str, Any]]:
     if messages is None:
         raise row.error(
             f"have a list of messages with `role` and `content` under {config.input_key!r}, got "
-            f"{type(value).__name__}; correct data.input_key, or set data.label_key to the field of the answer",
+            f"{json_type(value)}; correct data.input_key, or set data.label_key to the field of the answer",
             reason="prompt of another type",
         )
     check_conversation(row, messages)
@@ -84,7 +85,7 @@ def row_metadata(row: Row, config: DataConfig) -> dict[str, Any]:
     if isinstance(value, str):
         found = _parse_json(value) if value.strip() else {}
     if not isinstance(found, dict):
-        got = f"{type(value).__name__} under {config.metadata_key!r}"
+        got = f"{json_type(value)} under {config.metadata_key!r}"
         raise row.error(
             f"have an object as metadata, or one as JSON text, got {got}; correct data.metadata_key or the file",
             reason="metadata is no object",
@@ -105,7 +106,7 @@ def row_tools(row: Row, config: DataConfig) -> list[Any] | None:
     tools = _parse_json(value) if isinstance(value, str) else value
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise row.error(
-            f"have a list of tool schemas under {config.tool_key!r}, or one as JSON text, got {type(value).__name__}; "
+            f"have a list of tool schemas under {config.tool_key!r}, or one as JSON text, got {json_type(value)}; "
             "correct data.tool_key or the file",
             reason="tools are no list",
         )
@@ -180,7 +181,7 @@ def _to_json(row: Row, value: Any, name: str) -> Any:
         case Decimal():
             return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
     raise row.error(
-        f"have JSON values as metadata, got {type(value).__name__} under {name!r}; remove the column, or convert it to "
+        f"have JSON values as metadata, got {json_type(value)} under {name!r}; remove the column, or convert it to "
         "text",
         reason="metadata is no JSON value",
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlscale.errors import DataError
+from rlscale.errors import DataError, count_noun
 
 MAX_ROW_BYTES = 1 << 28
 """Longest line that is parsed: 256 MiB."""
@@ -22,6 +22,14 @@ _BYTE_ORDER_MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
+
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "a gzip file; name it *.jsonl.gz",
+    b"PAR1": "a Parquet file; name it *.parquet",
+    b"PK\x03\x04": "a ZIP archive; unpack it",
+    b"version https://git-lfs": "a pointer of Git LFS; get the file: git lfs pull",
+}
+"""First bytes of files that are no JSONL, and what to do."""
 
 
 class BadRowError(DataError):
@@ -66,9 +74,9 @@ class Row:
         """
         value = self.find(key)
         if value is None:
-            found = ", ".join(self.fields) or "none"
+            found = "null" if key in self.fields else f"fields {', '.join(self.fields) or 'none'}"
             raise self.error(
-                f"have a field {key!r}, got fields {found}; correct {setting} or the file", reason=f"no field {key!r}"
+                f"have a field {key!r}, got {found}; correct {setting} or the file", reason=f"no field {key!r}"
             )
         return value
 
@@ -86,6 +94,7 @@ def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
 
     Raises:
         BadRowError: the line is no JSON object.
+        DataError: the file is of another format.
     """
     place = f"{file} row {number}"
 
@@ -94,6 +103,9 @@ def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
 
     if len(line) > MAX_ROW_BYTES:
         raise error(f"at most {MAX_ROW_BYTES} bytes long, got more; split or remove the row", "too many bytes")
+    for start, found in _OTHER_FORMATS.items():
+        if number == 1 and line.startswith(start):
+            raise DataError(f"{place} must be a JSON object, got {found}")
     try:
         # A byte order mark of UTF-8 is allowed at the start of a file.
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -115,15 +127,22 @@ def parse_line(line: bytes, *, file: Path, index: int, number: int) -> Row:
     except (ValueError, RecursionError) as cause:
         raise error(_json_rule(line, cause), "no JSON") from cause
     if not isinstance(fields, dict):
-        raise error(f"a JSON object, got {type(fields).__name__}; write one object per line", "no JSON object")
+        raise error(f"a JSON object, got {json_type(fields)}; write one object per line", "no JSON object")
     if repeated:
         raise error(f"an object that has each key once, got {repeated[0]!r} twice; remove one", "duplicate keys")
     return Row(index=index, place=place, fields=fields, folder=file.parent)
 
 
-def no_rows(path: str) -> DataError:
-    """The error that a path selects no rows."""
-    return DataError(f"{path} must have at least one usable prompt, got none; it has no rows")
+def json_type(value: Any) -> str:
+    """The name of a value's type in JSON, for messages; a type that JSON lacks has its name in Python."""
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "object"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def no_rows(path: str, number: int) -> DataError:
+    """The error that a path selects none of the `number` rows of its files."""
+    found = f"its slice selects none of {count_noun(number, 'row')}" if number else "it has no rows"
+    return DataError(f"{path} must have at least one usable prompt, got none; {found}")
 
 
 def check_unique_names(names: Sequence[str], file: Path) -> None:
@@ -151,11 +170,15 @@ def _json_rule(line: bytes, cause: Exception) -> str:
             f"a JSON object in one line, got {_start(line)} of a pretty-printed file; convert it: rlscale-data convert "
             "<file> rows.jsonl"
         )
-    return f"a JSON object, got {_start(line)}; {_one_line(cause)}"
+    if "set_int_max_str_digits" in str(cause):
+        return f"a JSON object, got {_start(line)}; write an integer of so many digits as a string"
+    # The message of the parser names line 1, or 2 at the end of the row, which is no line of the file.
+    found = f"{cause.msg} (character {cause.pos + 1})" if isinstance(cause, json.JSONDecodeError) else _one_line(cause)
+    return f"a JSON object, got {_start(line)}; {found}"
 
 
 def _start(line: bytes) -> str:
-    return repr(line[:_SHOWN].decode("utf-8", "backslashreplace"))
+    return repr(line[:_SHOWN].rstrip(b"\r\n").decode("utf-8", "backslashreplace"))
 
 
 def _one_line(cause: Exception) -> str:

@@ -53,7 +53,7 @@ def check_skypilot(job: JobSpec, options: SkyPilotOptions) -> list[Problem]:
         fix = "add one of --bucket s3://<name> and --volume <name>, where a preempted run resumes"
         if options.bucket is not None:
             fix = "remove one of them"
-        return [Problem(path="--bucket, --volume", rule="be given, one of both", value=value, fix=fix)]
+        return [Problem(path="--bucket or --volume", rule="be given, one of the two", value=value, fix=fix)]
     if options.bucket is not None and job.needs.num_nodes > 1:
         rule, fix = f"be used with one node, not {job.needs.num_nodes}", "use --volume <name>, which the nodes share"
         return [Problem(path="--bucket", rule=rule, value=options.bucket, fix=fix)]

@@ -68,7 +68,7 @@ async def post(url: str, payload: Any, max_retries: int = 60, headers: Mapping[s
         except aiohttp.ClientError as error:
             if attempt + 1 == max_retries:
                 raise
-            log.info("%s is requested again after %s", url, error)
+            log.info("retrying %s after %s", url, error)
             await asyncio.sleep(RETRY_S)
     raise ValueError(f"max_retries must be at least 1, got {max_retries}")
 

@@ -50,7 +50,7 @@ class RewardCalls:
 
     def receive(self, kind: str, *arguments: Any) -> None:
         """Replaces the addresses of engines; see `JudgeClient.set_addresses`."""
-        assert kind == "engines", f"a reward knows no message {kind}"
+        assert kind == "engines", f"a reward must get addresses of engines only, got message {kind}"
         if self._judge is not None:
             self._judge.set_addresses(*arguments)
 

@@ -78,7 +78,7 @@ class TrajectoryCalls:
             if key in self._sessions:
                 self._sessions[key].is_stopped = True
         else:
-            assert kind == "ping", f"a generate function knows no message {kind}"
+            assert kind == "ping", f"a generate function must get pings only, got message {kind}"
             self._start_send({"pong": True})
 
     async def finish(self) -> None:

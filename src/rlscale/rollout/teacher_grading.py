@@ -87,7 +87,7 @@ class TeacherGrading:
                 if error.is_refusal:  # the same request would be refused again
                     break
             if attempt < self._max_retries:
-                log.info("the teacher is asked again about sample %d: %s", sample.index, failure.message)
+                log.info("retrying the teacher's score of sample %d: %s", sample.index, failure.message)
                 await asyncio.sleep(min(MAX_BACKOFF_S, self._backoff_s * 2.0 ** min(attempt, 64)))
         return failure
 

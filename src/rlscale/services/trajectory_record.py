@@ -92,7 +92,7 @@ class TrajectoryRecord(_Record):
         if self.status == "failed":
             return self._check_failure()
         if self.failure is not None:
-            raise ValueError(f"failure must be null with status {self.status}; send status failed")
+            raise ValueError(f"failure must be null with status {self.status}, got one; send status failed instead")
         if self.reward is None:
             raise ValueError(f"reward must be a number with status {self.status}, got null; send status failed instead")
         if not self.response_ids or (self.loss_mask is not None and not any(self.loss_mask)):

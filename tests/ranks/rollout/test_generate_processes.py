@@ -27,6 +27,7 @@ MODULE = '''
 import asyncio
 import ctypes
 import os
+import pathlib
 import sys
 import threading
 import time
@@ -77,6 +78,8 @@ async def spin(trajectory, session):
 
 
 async def sleep(trajectory, session):
+    if mark := trajectory.metadata.get("mark"):
+        pathlib.Path(mark).touch()
     await asyncio.sleep(600)
 
 
@@ -321,7 +324,7 @@ def partial_run() -> RunConfig:
     return RunConfig(batch=batch, sampling=SamplingConfig(partial_rollout=True), custom={"bonus": 3})
 
 
-async def test_limits_and_ends_reach_the_function() -> None:
+async def test_limits_and_ends_reach_the_function(tmp_path: Path) -> None:
     engines = Engines()
     with processes(max_turns=1) as generate:
         trajectory = trajectory_of(0, "catch")
@@ -346,8 +349,11 @@ async def test_limits_and_ends_reach_the_function() -> None:
         with pytest.raises(WeightSyncError, match="other weights"):
             await generate(trajectory_of(6, last=888), session_of(engines))
         # A caller that is cancelled ends its call.
-        call = asyncio.ensure_future(generate(trajectory_of(7, "sleep"), session_of(engines)))
-        await asyncio.sleep(0.5)
+        sleeping = trajectory_of(7, "sleep")
+        sleeping.metadata["mark"] = str(tmp_path / "running")
+        call = asyncio.ensure_future(generate(sleeping, session_of(engines)))
+        while not (tmp_path / "running").exists():
+            await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call

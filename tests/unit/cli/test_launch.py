@@ -145,7 +145,7 @@ def test_a_reference_to_a_variable_makes_it_required(folder: Path, monkeypatch: 
         (["slrum"], "launcher must be one of slurm, kuberay, skypilot, got slrum; did you mean slurm?"),
         ([*SLURM, "--hardware", "cpu"], "--hardware must be one of h100, h200, b200, a100, got cpu"),
         ([*SLURM, "--stdout", "--submit"], "--stdout must not be used with --submit"),
-        (["skypilot", "experiment=quickstart"], "--bucket, --volume must be given, one of both, got nothing"),
+        (["skypilot", "experiment=quickstart"], "--bucket or --volume must be given, one of the two, got nothing"),
     ],
 )
 def test_a_mistake_of_the_command_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -177,12 +177,12 @@ CASES: list[tuple[str, str, str | None]] = [
     (f"{KUBERAY} --namespace 'A b'", "--namespace must have at most 63 lower-case letters", f"{KUBERAY} --namespace a"),
     (
         "launch skypilot --stdout",
-        "--bucket, --volume must be given, one of both, got nothing; add one of",
+        "--bucket or --volume must be given, one of the two, got nothing; add one of",
         "launch skypilot --stdout --bucket s3://b",
     ),
     (
         "launch skypilot --stdout --bucket s3://b --volume v",
-        "--bucket, --volume must be given, one of both, got s3://b and v; remove one of them",
+        "--bucket or --volume must be given, one of the two, got s3://b and v; remove one of them",
         "launch skypilot --stdout --volume v",
     ),
     (

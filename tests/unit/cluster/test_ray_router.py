@@ -63,7 +63,7 @@ async def test_a_request_waits_for_a_router_that_the_watcher_restarts_meanwhile(
     while len(router.actors) < 2:
         await asyncio.sleep(0)
     old.check.open[1].set_result("router ended with status -9")
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # only a request that does not wait needs the time
     assert router.is_down() and not request.done()
     await until_called(router.actors[1].start, 1)
     router.actors[1].start.open[0].set_result(ADDRESS)

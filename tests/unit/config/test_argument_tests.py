@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.config.keys import keys
 from tests.unit.config.arguments import rows
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +38,8 @@ def functions_of(path: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_argument_of_a_group_has_a_test(group: str) -> None:
-    arguments = {row["key"] for row in rows() if row["key"] == group or row["key"].startswith(f"{group}.")}
+    names = {row["key"] for row in rows()} | keys().keys()  # arguments of slime, and all keys
+    arguments = {name for name in names if name == group or name.startswith(f"{group}.")}
     assert arguments and arguments <= {key for key, _ in table()}
 
 

@@ -321,7 +321,7 @@ async def test_weights_that_are_trained_during_a_resync_are_not_sent_under_its_v
             await asyncio.sleep(0.001)
         cluster.training.set()
         await training[0]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # only a watcher that sends weights of a wrong version needs the time
         assert cluster.syncs == [3, 3], "the trainers hold the weights of version 4"
         await recovery.sync_weights(4)
         assert cluster.servers[0].version == 4

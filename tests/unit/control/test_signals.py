@@ -63,7 +63,7 @@ def test_a_signal_cancels_the_run_without_other_failures(
 def test_nohup_is_heeded() -> None:
     async def main() -> int:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # only a handler that cancels the run needs the time
         return 7
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -150,7 +150,7 @@ def test_the_last_answer_alone(write_jsonl: Write) -> None:
     assert found.prompt.text == "(user)a<|eos|>\n(assistant)b<|eos|>\n(user)c<|eos|>\n(assistant)<think>\n"
     assert learned(found, tokenizer) == [("y</think>d<|eos|>", True)]
     masked = [*THOUGHT[:3], THOUGHT[3] | {"step_loss_mask": 0}]
-    with pytest.raises(DataError, match=r"row 1 must fit the chat template.*its last answer, got step_loss_mask=0"):
+    with pytest.raises(DataError, match="the last answer of a conversation must be in the loss, got"):
         group(masked, write_jsonl({"messages": masked}), tokenizer, *words)
 
 

@@ -152,10 +152,10 @@ def test_servers_of_sglang_reserve_tokens(
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        (['{"input": 1'], {}, "rows.jsonl row 1 must be a JSON object"),
+        (['{"input": 1'], {}, "got '{\"input\": 1'; Expecting ',' delimiter (character 13)"),
         (['{"input": "a"}', "", "[1]"], {}, "rows.jsonl row 3 must be a JSON object, got list"),
         (['{"other": "a"}'], {}, "row 1 must have a field 'input', got fields other; correct data.input_key"),
-        (['{"input": null}'], {}, "row 1 must have a field 'input'"),
+        (['{"input": null}'], {}, "row 1 must have a field 'input', got null; correct data.input_key or the file"),
         (['{"input": 3}'], {}, "must have a string or a list of messages with `role` and `content`"),
         (['{"input": [{"text": "a"}]}'], {}, "must have a string or a list of messages"),
         (['{"input": [{"role": "user", "content": "a"}]}'], {}, "set data.apply_chat_template=true"),

@@ -55,7 +55,7 @@ def test_a_slice_past_the_end_warns(ten: str, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         assert len(numbers(f"{ten}@[4:11]")) == 6
     assert f"{ten}@[4:11] selects 6 rows of the 10 that exist; its slice is past the end" in caplog.text
-    with pytest.raises(DataError, match="got none; it has no rows"):
+    with pytest.raises(DataError, match="got none; its slice selects none of 10 rows"):
         numbers(f"{ten}@[10:]")
 
 

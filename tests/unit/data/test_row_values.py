@@ -150,8 +150,8 @@ ODD = [
         [message("user", [{"type": "image", "image": "a"}])],
         "got a part of type 'image'; images need data.multimodal_keys",
     ),
-    ([message("user", None)], "text parts as content of message 1 under 'input', got NoneType"),
-    ([message("user", {"text": "a"}), message("user", 7)], "as content of message 2 under 'input', got int"),
+    ([message("user", None)], "text parts as content of message 1 under 'input', got null"),
+    ([message("user", {"text": "a"}), message("user", 7)], "as content of message 2 under 'input', got integer"),
     ("", "have a prompt of at least one token under 'input', got ''"),
 ]
 

@@ -89,6 +89,17 @@ def test_only_centred_rewards_need_differences_within_groups(algo: AlgoConfig, e
     assert learns_from_differences(algo) == expected
 
 
+@pytest.mark.parametrize(("configured", "warned"), [(0.3, True), (0.5, False)])
+def test_a_difference_above_the_limit_is_a_warning(configured: float, warned: bool) -> None:
+    limit = diff_limit(configured, "float32")
+    with open_console("none", title="test", total=1) as console:
+        observer = Observer(console=console, sinks=[], diff_limit=limit)
+        observer.step({"logprob_diff/mean": 0.4, "weights/version": 8.0}, step=7)
+    assert ["rollout 7: trainer and engine logprobs differ by 0.4" in text for text in observer.warnings] == [
+        True
+    ] * warned
+
+
 def test_the_dtype_sets_the_default_limit() -> None:
     assert diff_limit(None, "float32") < diff_limit(None, "bfloat16")
     assert diff_limit(0.3, "float32") == 0.3

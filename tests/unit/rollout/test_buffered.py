@@ -182,13 +182,17 @@ async def test_groups_are_read_once_when_a_place_opens_while_the_last_one_ends(r
     def open_place(index: int) -> "asyncio.Task[Group]":
         return asyncio.create_task(source.group(index, prompts[index][1], oldest=0, newest=None))
 
+    async def run_ready_tasks() -> None:
+        for _ in range(50):  # steps of the event loop, more than the tasks need until they wait for a group
+            await asyncio.sleep(0)
+
     first = open_place(0)
-    await asyncio.sleep(0.01)
+    await run_ready_tasks()
     second = open_place(1)  # it starts after the stop, and before the reading task has noticed its end
     await source.stop([0])
-    await asyncio.sleep(0.01)
+    await run_ready_tasks()
     others = [open_place(index) for index in (2, 3, 4)]
-    await asyncio.sleep(0.01)
+    await run_ready_tasks()
     reader.submit("a", "b", "c", "d", "e")
     groups = await asyncio.wait_for(asyncio.gather(second, *others), 30)
     groups.append(await asyncio.wait_for(open_place(5), 30))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlscale.data.first_rows import CHECKED_BYTES
 from rlscale.driver.preflight.data_files import check_prompts, check_replay
 from rlscale.driver.preflight.eval_checks import check_eval_sets
 from rlscale.models.chat_template import read_chat_template
@@ -57,7 +58,7 @@ def test_the_file_exists_and_has_a_known_suffix(tmp_path: Path) -> None:
         (
             {"input": "1", "label": 1, "metadata": "x"},
             {},
-            "{row} must have an object as metadata, or one as JSON text, got str under 'metadata'; correct "
+            "{row} must have an object as metadata, or one as JSON text, got string under 'metadata'; correct "
             "data.metadata_key or the file",
         ),
         (
@@ -68,13 +69,13 @@ def test_the_file_exists_and_has_a_known_suffix(tmp_path: Path) -> None:
         (
             {"input": 3, "label": 1},
             CHAT,
-            "{row} must have a string or a list of messages with `role` and `content` under 'input', got int; correct "
-            "data.input_key or the file",
+            "{row} must have a string or a list of messages with `role` and `content` under 'input', got integer; "
+            "correct data.input_key or the file",
         ),
         (
             {"input": "1"},
             {**CHAT, **SFT, "data.label_key": None},
-            "{row} must have a list of messages with `role` and `content` under 'input', got str; correct "
+            "{row} must have a list of messages with `role` and `content` under 'input', got string; correct "
             "data.input_key, or set data.label_key to the field of the answer",
         ),
         (
@@ -147,6 +148,14 @@ def hostile(name: str, folder: Path) -> str:
             return write_bytes(folder / "a.jsonl", json.dumps({"input": "1"}, indent=2).encode())
         case "utf-16":
             return write_bytes(folder / "a.jsonl", good.decode().encode("utf-16"))
+        case "gzip named jsonl":
+            return write_bytes(folder / "a.jsonl", gzip.compress(good))
+        case "parquet named jsonl":
+            return write_bytes(folder / "a.jsonl", b"PAR1" + bytes(99))
+        case "zip named jsonl":
+            return write_bytes(folder / "a.jsonl", b"PK\3\4" + bytes(99))
+        case "pointer":
+            return write_bytes(folder / "a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
         case "glob":
             return str(folder / "*.jsonl")
     bad = {
@@ -161,6 +170,7 @@ def hostile(name: str, folder: Path) -> str:
         "twice": b'{"input": "1", "input": "2", "label": 1}',
         "empty": b'{"input": " ", "label": 1}',
         "nan": b'{"input": "1", "label": NaN}',
+        "surrogate": b'{"input": "a\\ud83d", "label": 1}',
     }
     return write_bytes(folder / "a.jsonl", good * 5 + b"\n" + bad[name] + b"\n" + good)
 
@@ -170,27 +180,35 @@ def hostile(name: str, folder: Path) -> str:
     [
         ("fifo", "pipe.jsonl must be a regular file, got a fifo, which can be read only once; copy it to a file: cat "),
         ("folder", "must name a file, got the folder {folder}/rows; name its files: {folder}/rows/*.jsonl (a.jsonl)"),
-        ("slice", "must have at least one usable prompt, got none; it has no rows"),
+        ("slice", "must have at least one usable prompt, got none; its slice selects none of 1 row"),
         ("no slice", "must end in a slice as @[start:stop] or @[start:stop:step], got @[1,2]; write integers of at"),
         ("gzip", "a.jsonl.gz must be a complete gzip file, got a damaged one"),
         ("no gzip", "a.jsonl.gz must be a complete gzip file, got a damaged one"),
         (
             "pretty",
-            "row 1 must be a JSON object in one line, got '{{\\n' of a pretty-printed file; convert it: rlscale-data",
+            "row 1 must be a JSON object in one line, got '{{' of a pretty-printed file; convert it: rlscale-data",
         ),
         ("utf-16", "row 1 must be a JSON object in UTF-8, got UTF-16; convert it: iconv -f utf-16 -t utf-8 {folder}"),
+        ("gzip named jsonl", "row 1 must be a JSON object, got a gzip file; name it *.jsonl.gz"),
+        ("parquet named jsonl", "row 1 must be a JSON object, got a Parquet file; name it *.parquet"),
+        ("zip named jsonl", "row 1 must be a JSON object, got a ZIP archive; unpack it"),
+        ("pointer", "row 1 must be a JSON object, got a pointer of Git LFS; get the file: git lfs pull"),
         ("glob", "must match at least one file, got none for {folder}/*.jsonl; check the pattern"),
         ("json", 'row 7 must be a JSON object, got \'{{"input": 1'),
         ("list", "row 7 must be a JSON object, got list; write one object per line"),
-        ("type", "row 7 must have a string or a list of messages with `role` and `content` under 'input', got int"),
+        ("type", "row 7 must have a string or a list of messages with `role` and `content` under 'input', got integer"),
         ("nul", "row 7 must be JSON without NUL characters, got"),
         ("only nul", "row 7 must be JSON without NUL characters, got"),
         ("utf-8", "row 7 must be a JSON object in UTF-8, got"),
         ("deep", "row 7 must be a JSON object, got"),
-        ("digits", "row 7 must be a JSON object, got"),
+        ("digits", "1111'; write an integer of so many digits as a string"),
         ("twice", "row 7 must be an object that has each key once, got 'input' twice; remove one"),
         ("empty", "row 7 must have a prompt of at least one token under 'input', got ' '; remove the row"),
         ("nan", "row 7 must have a JSON value as label under 'label', got nan; correct data.label_key or the file"),
+        (
+            "surrogate",
+            "row 7 must have whole characters in its prompt, got half of a surrogate pair, '\\ud83d', after 'a'",
+        ),
     ],
 )
 def test_a_hostile_file_is_one_line_with_file_and_row(name: str, message: str, tmp_path: Path) -> None:
@@ -201,6 +219,16 @@ def test_a_hostile_file_is_one_line_with_file_and_row(name: str, message: str, t
     is_row = " row 7 " in problem or name == "utf-16"
     # A bad row may be skipped, a bad file may not.
     assert bool(problems(path, {"data.on_bad_row": "skip"})) != (is_row or name == "pretty")
+
+
+def test_a_row_beyond_the_bytes_that_are_checked_is_parsed(tmp_path: Path) -> None:
+    good = b'{"input": "1", "label": 1}\n'
+    row = good + b'{"input": "' + b"1" * CHECKED_BYTES
+    path = write_bytes(tmp_path / "cut.jsonl", row)
+    (problem,) = problems(path)
+    assert f"{path} row 2 must be a JSON object, got" in problem and "Unterminated string" in problem
+    assert problems(f"{path}@[:1]") == []
+    assert problems(write_bytes(tmp_path / "whole.jsonl", row + b'", "label": 1}\n')) == []
 
 
 def test_bom_crlf_and_gzip_are_read(tmp_path: Path) -> None:
@@ -220,9 +248,13 @@ def test_every_file_of_several_is_checked(tmp_path: Path) -> None:
 
 def test_there_is_a_first_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"input": "1", "label": 1})
-    for empty in (write(tmp_path / "empty.jsonl"), f"{path}@[1:]", f"{path}@[0:0]"):
+    for empty, cause in (
+        (write(tmp_path / "empty.jsonl"), "it has no rows"),
+        (f"{path}@[1:]", "its slice selects none of 1 row"),
+        (f"{path}@[0:0]", "it has no rows"),
+    ):
         (problem,) = problems(empty)
-        assert "must have at least one usable prompt, got none; it has no rows" in problem
+        assert f"must have at least one usable prompt, got none; {cause}" in problem
 
 
 def test_the_first_row_of_a_slice_is_checked(tmp_path: Path) -> None:
