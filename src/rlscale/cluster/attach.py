@@ -41,7 +41,7 @@ def attach(cluster: ClusterAddress, options: Mapping[str, Any]) -> None:
         address = _resolve(cluster.address)
         check_reachable(address)
         if place := _host_and_port(address):
-            enable_token(place[0])
+            enable_token(*place)
         ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
         raise ConfigError([_problem(cluster, error)]) from error
