@@ -145,6 +145,11 @@ def test_a_reference_to_a_variable_makes_it_required(folder: Path, monkeypatch: 
         (["slrum"], "launcher must be one of slurm, kuberay, skypilot, got slrum; did you mean slurm?"),
         ([*SLURM, "--hardware", "cpu"], "--hardware must be one of h100, h200, b200, a100, got cpu"),
         ([*SLURM, "--stdout", "--submit"], "--stdout must not be used with --submit"),
+        (
+            [*SLURM, "--time", "10:00"],
+            "--time must be longer than --save-before, 600 seconds, got 10:00, 600 seconds; write a longer one, or a "
+            "smaller --save-before, which must exceed one step",
+        ),
         (["skypilot", "experiment=quickstart"], "--bucket, --volume must be given, one of both, got nothing"),
     ],
 )
