@@ -37,7 +37,12 @@ RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 1800
 COLUMNS = ("recipe", "layout", "cut", "processes", "peak memory", "seconds", "date", "also not rehearsed", "verdict")
 FAILED = "failed: "
-NEVER = ("GPUs, NCCL, memory and speed", "the model and its tokenizer", "lengths and batch", "rewards that learning needs")
+NEVER = (
+    "GPUs, NCCL, memory and speed",
+    "the model and its tokenizer",
+    "lengths and batch",
+    "rewards that learning needs",
+)
 """Parts that no rehearsal covers; the table names them once."""
 
 
@@ -140,8 +145,9 @@ def render(where: str, rows: dict[str, Any]) -> str:
         "Peak memory: the sum of the anonymous memory of all processes. Versions and load are those of the last call,",
         "which may have rehearsed only some of the rows.",
         "",
-        f"Not rehearsed in any row: {'; '.join(NEVER)}. The column has the other parts of the recipe that something else",
-        "replaced, as `part: what ran instead`; `rehearsal.md` in the run folder has all of them.",
+        f"Not rehearsed in any row: {'; '.join(NEVER)}.",
+        "The column has the other parts of the recipe that something else replaced, as `part: what ran instead`;",
+        "`rehearsal.md` in the run folder has all of them.",
         "",
         where,
         "",
