@@ -35,8 +35,15 @@ from rlscale.rehearsal.layout_check import check_layout
 
 RESULTS = Path(__file__).parent / "results"
 TIMEOUT_S = 1800
-COLUMNS = ("recipe", "layout", "cut", "processes", "peak memory", "seconds", "date", "verdict")
+COLUMNS = ("recipe", "layout", "cut", "processes", "peak memory", "seconds", "date", "also not rehearsed", "verdict")
 FAILED = "failed: "
+NEVER = (
+    "GPUs, NCCL, memory and speed",
+    "the model and its tokenizer",
+    "lengths and batch",
+    "rewards that learning needs",
+)
+"""Parts that no rehearsal covers; the table names them once."""
 
 
 def main() -> None:
@@ -91,6 +98,7 @@ def rehearse(recipe: str) -> dict[str, Any]:
         "processes": cut.processes,
         "peak_bytes": None,
         "seconds": None,
+        "not_rehearsed": [],
     }
     waits = waits_for(recipe)
     if waits:
@@ -110,7 +118,9 @@ def rehearse(recipe: str) -> dict[str, Any]:
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             return row | {"verdict": f"{FAILED}exit code {done.returncode}: {last}"}
         report = json.loads((Path(folder) / "rehearsal.json").read_text())
-    return row | {"peak_bytes": report["peak_bytes"], "verdict": "trained two rollouts"}
+    replaced = [[part, instead] for part, instead in report["not_rehearsed"] if part not in NEVER]
+    found = {"peak_bytes": report["peak_bytes"], "not_rehearsed": replaced}
+    return row | found | {"verdict": "trained two rollouts"}
 
 
 def waits_for(recipe: str) -> list[str]:
@@ -135,6 +145,10 @@ def render(where: str, rows: dict[str, Any]) -> str:
         "Peak memory: the sum of the anonymous memory of all processes. Versions and load are those of the last call,",
         "which may have rehearsed only some of the rows.",
         "",
+        f"Not rehearsed in any row: {'; '.join(NEVER)}.",
+        "The column has the other parts of the recipe that something else replaced, as `part: what ran instead`;",
+        "`rehearsal.md` in the run folder has all of them.",
+        "",
         where,
         "",
         f"| {' | '.join(COLUMNS)} |",
@@ -145,7 +159,8 @@ def render(where: str, rows: dict[str, Any]) -> str:
         verdict = "; ".join([row["verdict"], *row.get("faults", [])])
         day = datetime.date.fromtimestamp(row["at_s"]) if "at_s" in row else "-"
         cut = "; ".join(row["cut"]) or "none"
-        cells = (recipe, row["layout"], cut, row["processes"], peak, row["seconds"] or "-", day)
+        others = "; ".join(f"{part}: {instead}" for part, instead in row.get("not_rehearsed", [])) or "-"
+        cells = (recipe, row["layout"], cut, row["processes"], peak, row["seconds"] or "-", day, others)
         lines.append(f"| {' | '.join(map(str, cells))} | {verdict} |")
     return "\n".join(lines) + "\n"
 

@@ -272,6 +272,7 @@ def _finish(job: JobSpec, options: JobOptions, given: LaunchArguments) -> int:
     file = Path(given.output or f"{job.name}{_SUFFIXES[type(options)]}")
     submission = make_submission(str(file), job, options)
     problems = skypilot.check_skypilot(job, options) if isinstance(options, SkyPilotOptions) else []
+    problems += slurm.check_slurm(options) if isinstance(options, SlurmOptions) else []
     problems += check_submission(submission, job, options) if given.submit else []
     text = write_file(job, options)
     if not given.stdout:

@@ -41,7 +41,7 @@ def attach(cluster: ClusterAddress, options: Mapping[str, Any]) -> None:
         address = _resolve(cluster.address)
         check_reachable(address)
         if place := _host_and_port(address):
-            enable_token(place[0])
+            enable_token(*place)
         ray.init(address=address, **options)
     except (ConnectionError, ValueError) as error:
         raise ConfigError([_problem(cluster, error)]) from error
@@ -105,11 +105,12 @@ def _recorded_address() -> str | None:
 def _resolve(address: str) -> str:
     """An address, with `auto` replaced by that of the cluster that was started on this machine.
 
-    Ray itself may choose the private Ray of another run, and waits over a minute for a cluster that has ended. It still
+    Ray itself may choose the private Ray of another run, and waits for minutes for a cluster that has ended. It still
     gets `auto` on a machine that has joined a cluster.
 
     Raises:
-        ConnectionError: no process of a cluster runs on this machine.
+        ConnectionError: no process of a cluster runs on this machine, or those of several, of which the recorded one
+            has ended.
     """
     if address != AUTO:
         return address
@@ -118,8 +119,11 @@ def _resolve(address: str) -> str:
     with suppress(ImportError):  # a private module, whose place may change
         from ray._private.services import find_gcs_addresses
 
-        if not find_gcs_addresses():  # type: ignore[no-untyped-call]
+        others = sorted(find_gcs_addresses())  # type: ignore[no-untyped-call]
+        if not others:
             raise ConnectionError("no Ray runs on this machine")
+        if len(others) > 1 and (ended := _recorded_address()) is not None:
+            raise ConnectionError(f"{ended} has ended, and several run on this machine: {', '.join(others)}")
     return AUTO
 
 

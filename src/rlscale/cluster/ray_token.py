@@ -6,10 +6,14 @@ import fcntl
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 AUTH_MODE = "RAY_AUTH_MODE"
+
+_MODE_ENTRY = f"{AUTH_MODE}=".encode()
+_GCS_ADDRESS = b"--gcs-address="
 
 
 def create_token() -> None:
@@ -36,18 +40,40 @@ def create_token() -> None:
             loader.reset_cache()
 
 
-def enable_token(host: str) -> None:
-    """Makes Ray use this user's token for a cluster on this machine.
+def enable_token(host: str, port: int) -> None:
+    """Makes Ray use this user's token for a cluster on this machine that requires it.
 
     A run without an address creates a token, and every Ray that is started on this machine afterwards requires it. Ray
     itself looks for it with the address `auto` only. A token is never sent to another machine without being asked for.
     """
-    if AUTH_MODE in os.environ or not is_local(host):
+    if AUTH_MODE in os.environ or not is_local(host) or not _may_require_token(port):
         return
     with suppress(ImportError):  # an older Ray has no tokens
         from ray._private.authentication import authentication_token_setup as tokens
 
         tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def _may_require_token(port: int) -> bool:
+    """Whether the Ray of this machine at a port may require a token, by the environment of its processes.
+
+    A cluster that started before there was a token requires none, and a run that used one could not create actors:
+    calls from the cluster to the run carry no token. True where the processes cannot be read.
+    """
+    modes = list(_auth_modes(port))
+    return not modes or "token" in modes
+
+
+def _auth_modes(port: int) -> Iterator[str]:
+    """The authentication mode with which each raylet of a cluster started; Linux only."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or is another user's
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            addresses = [word for word in words if word.startswith(_GCS_ADDRESS)]
+            if not words[0].endswith(b"raylet") or not addresses or addresses[0].rpartition(b":")[2] != b"%d" % port:
+                continue
+            entries = (folder / "environ").read_bytes().split(b"\0")
+            yield next((each[len(_MODE_ENTRY) :].decode() for each in entries if each.startswith(_MODE_ENTRY)), "")
 
 
 def is_local(host: str) -> bool:

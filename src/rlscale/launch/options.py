@@ -37,6 +37,8 @@ Namespace = Annotated[
         examples=["rlscale"],
     ),
 ]
+# Kubernetes' limits for labels.
+_PREFIX, _LABEL = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?", r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 Variable = Annotated[
     str,
     Field(
@@ -57,7 +59,9 @@ Line = Annotated[
     str, Field(pattern=r"^[^\n\r]+$", title="be one line of shell commands", examples=["'module load cuda'"])
 ]
 Image = Annotated[
-    str, Field(pattern=r"^[^\s]+$", title="name an image", examples=["registry.example.com/rlscale:cuda"])
+    # Without "=", so that an override after a flag without a value is no image.
+    str,
+    Field(pattern=r"^[^\s=]+$", title="name an image", examples=["registry.example.com/rlscale:cuda"]),
 ]
 Count = Annotated[int, Field(ge=1)]
 
@@ -166,11 +170,18 @@ class KubeRayOptions(JobOptions):
     """resource of the GPUs"""
 
     node_selector: list[
-        Annotated[str, Field(pattern=r"^[^=\s]+=[^=\s]*$", title="be written as label=value", examples=["gpu=h100"])]
+        Annotated[
+            str,
+            Field(
+                pattern=rf"^{_PREFIX}{_LABEL}=({_LABEL})?$",
+                title="be a label of Kubernetes, written as label=value",
+                examples=["gpu=h100"],
+            ),
+        ]
     ] = field(default_factory=list)
     """label=value that the nodes of the GPUs must have; may be repeated"""
 
-    queue: ObjectName | None = None
+    queue: Namespace | None = None  # a value of a label
     """queue of Kueue"""
 
     service_account: ObjectName | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from rlscale.errors import Problem
 from rlscale.launch.job import JobSpec, one_line, shell_words
 from rlscale.launch.options import SlurmOptions
 
@@ -11,6 +12,30 @@ SUFFIX = ".sbatch"
 
 INTERRUPTED = 130
 """Exit code of a run that was interrupted."""
+
+
+def check_slurm(options: SlurmOptions) -> list[Problem]:
+    """Problem of a time limit that is no longer than `--save-before`.
+
+    Slurm would send the signal when the job starts, and the job would requeue itself without end.
+    """
+    limit_s = _seconds(options.time) if options.time is not None else 0
+    if limit_s == 0 or limit_s > options.save_before:  # Slurm takes 0 for no limit
+        return []
+    rule = f"be longer than --save-before, {options.save_before} seconds"
+    fix = "write a longer one, or a smaller --save-before, which must exceed one step"
+    return [Problem(path="--time", rule=rule, value=f"{options.time}, {limit_s} seconds", fix=fix)]
+
+
+def _seconds(limit: str) -> int:
+    """Seconds of a time limit in the forms of Slurm: without days a single number is minutes, with days it is hours."""
+    days, has_days, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if has_days or len(parts) == 3:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def write_slurm(job: JobSpec, options: SlurmOptions) -> str:

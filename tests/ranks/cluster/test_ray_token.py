@@ -13,7 +13,8 @@ PROGRAM = """
 import sys
 from ray._raylet import AuthenticationMode, get_authentication_mode
 from rlscale.cluster.ray_token import enable_token
-enable_token(sys.argv[1].split(":")[0])
+host, port = sys.argv[1].split(":")
+enable_token(host, int(port))
 print(get_authentication_mode() == AuthenticationMode.TOKEN)
 """
 
@@ -35,6 +36,30 @@ def test_a_token_is_sent_to_this_machine_only(
         (tmp_path / ".ray" / "auth_token").write_text("0" * 64)
     env = {**os.environ, "HOME": str(tmp_path), **({} if mode is None else {AUTH_MODE: mode})}
     done = subprocess.run([sys.executable, "-c", PROGRAM, address], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == str(is_sent)
+
+
+@pytest.mark.parametrize(("mode", "is_sent"), [(None, False), ("disabled", False), ("token", True)])
+def test_a_token_is_not_sent_to_a_cluster_that_started_without_one(
+    tmp_path: Path, mode: str | None, is_sent: bool
+) -> None:
+    """A run with a token could create no actor there."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0" * 64)
+    env = {name: value for name, value in os.environ.items() if name != AUTH_MODE}
+    # Only the name, the address and the environment of the process are those of a raylet.
+    raylet = subprocess.Popen(
+        ["/ray/raylet", "-c", "print(flush=True); input()", "--gcs-address=192.0.2.5:6379"],
+        executable=sys.executable,
+        env=env if mode is None else {**env, AUTH_MODE: mode},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with raylet:
+        assert raylet.stdout is not None and raylet.stdout.readline()
+        command = [sys.executable, "-c", PROGRAM, "127.0.0.1:6379"]
+        done = subprocess.run(command, env={**env, "HOME": str(tmp_path)}, capture_output=True, text=True, check=True)
+        raylet.kill()
     assert done.stdout.split()[-1] == str(is_sent)
 
 

@@ -146,6 +146,11 @@ def test_a_reference_to_a_variable_makes_it_required(folder: Path, monkeypatch: 
         ([*SLURM, "--hardware", "cpu"], "--hardware must be one of h100, h200, b200, a100, got cpu"),
         ([*SLURM, "--stdout", "--submit"], "--stdout must not be used with --submit"),
         (["skypilot", "experiment=quickstart"], "--bucket or --volume must be given, one of the two, got nothing"),
+        (
+            [*SLURM, "--time", "10:00"],
+            "--time must be longer than --save-before, 600 seconds, got 10:00, 600 seconds; write a longer one, or a "
+            "smaller --save-before, which must exceed one step",
+        ),
     ],
 )
 def test_a_mistake_of_the_command_is_one_line(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,5 +134,10 @@ def test_auto_needs_a_ray_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
     assert "no Ray runs on this machine" in problem.fix
     monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"10.0.0.1:6379"})
     assert find_problems(ClusterAddress(address="auto")) == []
+    # With several Ray would wait for the recorded one, which does not answer.
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"10.0.0.3:6379", "10.0.0.1:6379"})
+    monkeypatch.setattr(attaching, "_recorded_address", lambda: "10.0.0.9:6379")
+    (problem,) = find_problems(ClusterAddress(address="auto"))
+    assert "10.0.0.9:6379 has ended, and several run on this machine: 10.0.0.1:6379, 10.0.0.3:6379" in problem.fix
     monkeypatch.setattr(attaching, "running_cluster", lambda: "10.0.0.2:6379")
     assert attaching._resolve("auto") == "10.0.0.2:6379"

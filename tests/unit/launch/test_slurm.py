@@ -4,7 +4,7 @@ import pytest
 
 from rlscale.launch.node_needs import NodeNeeds
 from rlscale.launch.options import SlurmOptions
-from rlscale.launch.slurm import write_slurm
+from rlscale.launch.slurm import check_slurm, write_slurm
 from tests.unit.launch.jobs import make_job
 
 OPTIONS = SlurmOptions(workdir="/shared/my work")
@@ -73,3 +73,17 @@ def test_setup_lines_image_and_interface_are_used() -> None:
     assert "module load cuda\nsource /v/bin/activate\n" in text
     assert "in_image=(apptainer exec --nv --bind /w /i.sif)" in text
     assert "interface=ib0" in text
+
+
+@pytest.mark.parametrize(
+    ("time", "limit_s"),
+    [("5", 300), ("5:30", 330), ("1:00:00", 3600), ("1-2", 93600), ("1-2:03", 93780), ("1-2:03:04", 93784)],
+)
+def test_a_job_that_would_requeue_itself_at_once_is_refused(time: str, limit_s: int) -> None:
+    assert check_slurm(SlurmOptions(time=time, save_before=limit_s - 1)) == []
+    (problem,) = check_slurm(SlurmOptions(time=time, save_before=limit_s))
+    assert problem.path == "--time" and problem.value == f"{time}, {limit_s} seconds"
+
+
+def test_a_job_without_a_limit_is_not_refused() -> None:
+    assert check_slurm(SlurmOptions()) == check_slurm(SlurmOptions(time="0")) == []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from rlscale.config.addresses import advise_address
+from rlscale.config.addresses import advise_address, is_address
 from rlscale.config.groups.cluster import Device, OffloadMode
 from rlscale.config.groups.rollout import EngineKind
 from rlscale.config.groups.train import WeightChannelName
@@ -28,14 +26,14 @@ from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 _RAY_NAMES = ("auto", "local")
-_RAY_CLIENT = re.compile(r"ray://[^\s/]+")
+_RAY_CLIENT, _RAY_CLIENT_PORT = "ray://", 10001  # the port may be omitted
 _RAY_EXAMPLE = "10.0.0.1:6379"
 
 
 @rule
 def ray_address_has_a_port(config: RunConfig) -> list[Problem]:
     address = config.cluster.ray_address
-    if address is None or address in _RAY_NAMES or _RAY_CLIENT.fullmatch(address):
+    if address is None or address in _RAY_NAMES or _is_client_url(address):
         return []
     # A URL of Ray names its dashboard or its clients' server, which have other ports.
     advice = f"write e.g. {_RAY_EXAMPLE}" if "://" in address else advise_address(address, example=_RAY_EXAMPLE)
@@ -43,6 +41,12 @@ def ray_address_has_a_port(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be auto, local or <host>:<port>", f"{advice}, or remove it to start Ray here"
     return [Problem(path="cluster.ray_address", rule=rule, value=address, fix=fix)]
+
+
+def _is_client_url(address: str) -> bool:
+    """Whether an address is one of a server for Ray's clients."""
+    place = address.removeprefix(_RAY_CLIENT)
+    return place != address and (is_address(place) or is_address(f"{place}:{_RAY_CLIENT_PORT}"))
 
 
 @rule

@@ -97,6 +97,12 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "ray_address_has_a_port",
+        {"cluster.ray_address": "ray://head:x"},
+        "got ray://head:x; write e.g. 10.0.0.1:6379, or remove it",
+        {"cluster.ray_address": "ray://head"},
+    ),
+    (
+        "ray_address_has_a_port",
         {"cluster.ray_address": "::1:6379"},
         "got ::1:6379; write [::1]:6379, or remove it",
         {"cluster.ray_address": "[::1]:1"},
