@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rlscale.config.keys import keys
+from rlscale.config.user_functions import HOOKS
 from tests.unit.config.arguments import rows
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +41,11 @@ def functions_of(path: str) -> frozenset[str]:
 def test_every_argument_of_a_group_has_a_test(group: str) -> None:
     arguments = {row["key"] for row in rows() if row["key"] == group or row["key"].startswith(f"{group}.")}
     assert arguments and arguments <= {key for key, _ in table()}
+
+
+def test_every_key_of_generation_and_every_hook_has_a_test() -> None:
+    own = {key for key in keys() if key.startswith(("rollout.", "sampling.", "reward."))}
+    assert own and sorted((own | set(HOOKS)) - {key for key, _ in table()}) == []
 
 
 def test_every_named_test_exists() -> None:
