@@ -156,7 +156,7 @@ def _trace(rule: Rule, config: RunConfig, changes: Mapping[str, Any]) -> frozens
 def _set(config: RunConfig, values: Mapping[str, Any]) -> None:
     for path, value in values.items():
         group, _, name = path.rpartition(".")
-        setattr(attrgetter(group)(config), name, value)
+        setattr(attrgetter(group)(config) if group else config, name, value)
 
 
 def _write_config_json(folder: Path) -> None:

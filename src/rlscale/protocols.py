@@ -329,6 +329,9 @@ class CollectSettings:
     in_rounds: bool = False  # partial rollouts: groups are finished, or return unfinished, together
     is_filled: bool = False  # with dropped groups, before further prompts are drawn
     keeps_dropped: bool = False  # until the rollout is trained, for a hook of all samples
+    # The next rollout generates again what finishes beyond this one, dropped or not, as what is cancelled there: so it
+    # does not depend on the speed of engines.
+    repeats: bool = False
 
 
 class RolloutSource(Protocol):

@@ -71,10 +71,13 @@ def install_slime_modules() -> None:
     os.environ[VARIABLE] = "1"
     if any(isinstance(finder, SlimeFinder) for finder in sys.meta_path):
         return
-    if (found := importlib.util.find_spec("slime")) is not None:
-        fix = f"slime is installed ({found.origin or found.name}), and your functions import it"
+    found = importlib.util.find_spec("slime")
+    if found is not None and found.origin is not None:
+        fix = f"slime is installed ({found.origin}), and your functions import it"
         raise ConfigError([Problem(path=KEY, rule="be false where slime is installed", value="true", fix=fix)])
-    sys.meta_path.append(SlimeFinder())
+    # First: a folder named slime, such as a clone of its repository with the examples, is a package without modules.
+    sys.modules.pop("slime", None)
+    sys.meta_path.insert(0, SlimeFinder())
 
 
 def remove_slime_modules() -> None:

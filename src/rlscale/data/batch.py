@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlscale.types import (
     Float32,
     Group,
     Int32,
+    Int64,
     RouteIds,
     Sample,
     SampleStatus,
@@ -82,6 +84,16 @@ def build_batch(
         images=_images(samples),
         **(_named_rewards(samples) if has_rewards else {}),
     )
+
+
+def count_trainable(batch: TrainBatch) -> Int64:
+    """Trainable tokens of each sample. [S]
+
+    One pass over the mask: `np.add.reduceat` would first copy it to a wider type, and the indices of all trainable
+    tokens take 8 bytes each.
+    """
+    counts = [np.count_nonzero(batch.loss_mask[start:end]) for start, end in pairwise(batch.offsets.tolist())]
+    return np.asarray(counts, dtype=np.int64)
 
 
 def _check(sample: Sample) -> None:

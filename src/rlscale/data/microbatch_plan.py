@@ -2,13 +2,13 @@
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
+from rlscale.data.batch import count_trainable
 from rlscale.data.bin_packing import karmarkar_karp
 from rlscale.data.prefix_tree import PrefixTree, build_prefix_tree, mix_routes
 from rlscale.data.step_sizes import StepSizes
@@ -51,7 +51,7 @@ def plan_steps(
         shares_prefixes: the trainer computes a prefix once for all samples of a micro-batch.
     """
     lengths, steps = batch.lengths, []
-    trainable = _num_trainable(batch)
+    trainable = count_trainable(batch)
     for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
         assert cost is not None or not config.balance_data, "batch.balance_data needs the cost of the model"
         sizes = StepSizes(
@@ -73,16 +73,6 @@ def plan_steps(
             )
         )
     return steps
-
-
-def _num_trainable(batch: TrainBatch) -> npt.NDArray[np.int64]:
-    """Trainable tokens of each sample. [S]
-
-    `np.add.reduceat` would first copy the mask to a wider type, which costs more than the rest of the plan.
-    """
-    ends = batch.offsets.tolist()
-    counts = [np.count_nonzero(batch.loss_mask[start:end]) for start, end in pairwise(ends)]
-    return np.asarray(counts, dtype=np.int64)
 
 
 def _steps(trajectory_ids: npt.NDArray[np.int64], per_step: int) -> list[npt.NDArray[np.intp]]:

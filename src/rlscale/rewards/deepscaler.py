@@ -109,7 +109,7 @@ def _elements_are_equal(answer: str, label: str) -> bool:
     integers = (_INTEGER.fullmatch(answer), _INTEGER.fullmatch(label))
     if any(integers):
         # Else the model could leave a computation to the grader.
-        return all(integers) and _integer(answer) == _integer(label)
+        return all(integers) and _digits(answer) == _digits(label)
     if _FRACTION.fullmatch(answer) and _FRACTION.fullmatch(label):
         return False
     return _values_are_equal(answer, label)
@@ -138,5 +138,8 @@ def _is_text(text: str) -> bool:
     )
 
 
-def _integer(text: str) -> int:
-    return int(text.split(".")[0])
+def _digits(text: str) -> str:
+    """The integer without leading zeros; Python converts no more than 4,300 digits, and a model may repeat one."""
+    number = text.split(".")[0]
+    digits = number.removeprefix("-").lstrip("0")
+    return f"-{digits}" if digits and number.startswith("-") else digits

@@ -59,6 +59,9 @@ def _arguments(given: Any, count: int) -> list[dict[str, Any]]:
     entries = given if isinstance(given, list) else [given] * count
     if len(entries) != count:
         raise ValueError(f"the row must have kwargs for each of its {count} instructions, got {len(entries)}")
+    wrong = next((entry for entry in entries if not isinstance(entry, dict | None)), None)
+    if wrong is not None:
+        raise ValueError(f"the row must have kwargs that are objects, got {wrong!r}; correct the data")
     return [{k: v for k, v in (entry or {}).items() if v is not None} for entry in entries]
 
 

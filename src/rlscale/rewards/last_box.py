@@ -1,25 +1,28 @@
 r"""The last \boxed{...} of a response, where most models write their answer."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from rlscale.types import ANSWER, Sample
 
+_BRACE = re.compile(r"\\boxed\{|[{}]")
+
 
 def last_boxed(text: str) -> str | None:
     """Returns the content of the last \\boxed{...} with matching braces, or None."""
-    start = text.rfind(r"\boxed{")
-    while start >= 0:
-        # Scans to the brace that closes this box; nested braces raise the depth.
-        first = start + len(r"\boxed{")
-        depth = 1
-        for i in range(first, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[first:i]
-        start = text.rfind(r"\boxed{", 0, start)
-    return None
+    # One pass: a response that repeats \boxed{ has thousands of boxes that no brace closes.
+    opened: list[int | None] = []
+    last: tuple[int, int] | None = None
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace.end() if len(brace[0]) > 1 else None)
+        elif opened:
+            start = opened.pop()
+            if start is not None and (last is None or start > last[0]):
+                last = (start, brace.start())
+    return None if last is None else text[slice(*last)]
 
 
 class BoxedReward:

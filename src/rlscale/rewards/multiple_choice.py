@@ -40,6 +40,8 @@ def gpqa_reward(sample: Sample) -> float:
     row = sample.prompt.metadata
     choices = _choices(row.get("choices"))
     given = row.get("valid_letters") or string.ascii_uppercase[: len(choices)] or DEFAULT_LETTERS
+    if not isinstance(given, str | list | tuple):
+        raise ValueError(f"the row's valid_letters must be a list of letters, got {given!r}; correct the data")
     letters = [str(letter).upper() for letter in given]
     label = required_label(sample).strip()
     right = _right_letter(row.get("correct_letter"), label, letters, choices)

@@ -35,9 +35,12 @@ def f1_reward(sample: Sample) -> float:
     in HotpotQA, both must be the same.
 
     Raises:
-        ValueError: there is no label.
+        ValueError: there is no label, or it has no word: every answer would get 0.
     """
-    found, expected = _words(sample.answer), _words(required_label(sample))
+    label = required_label(sample)
+    found, expected = _words(sample.answer), _words(label)
+    if not expected:
+        raise ValueError(f"the label must have a word that is no article, got {label!r}; use reward=exact_match")
     if found != expected and not _CLOSED_ANSWERS.isdisjoint((" ".join(found), " ".join(expected))):
         return 0.0
     num_common = (Counter(found) & Counter(expected)).total()

@@ -5,9 +5,11 @@
        └────── as many as are missing ──┴───────────┘          └──> surplus: the buffer
 
 Without partial rollouts the kept groups are the first ones in the order of their prompts, whichever finishes first: a
-long response is not at a disadvantage, and the rollout does not depend on the speed of the engines. With partial
-rollouts they are the first ones to finish; the others are aborted, and continued in the next rollout. In rounds, all
-groups in flight return after the same number of tokens, so that "first" does not depend on the speed either.
+long response is not at a disadvantage, and the rollout does not depend on the speed of the engines. Nor does the next
+one, with `repeats`: a group beyond the last kept one is not dropped for good, since slower engines would not have
+finished it. With partial rollouts the kept groups are the first ones to finish; the others are aborted, and continued
+in the next rollout. In rounds, all groups in flight return after the same number of tokens, so that "first" does not
+depend on the speed either.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ class Collector:
         self._order = CollectOrder(settings.num_groups)
         self._kept: dict[int, Group] = {}
         self._spare: dict[int, tuple[Group, str]] = {}  # dropped groups that may fill the rollout
+        self._undecided: dict[int, tuple[Group, str]] = {}  # dropped groups that may be beyond the rollout
         self._surplus: list[Group] = []
         self.metrics: dict[str, float] = {}  # the built-in collection has none
         self.dropped: list[Group] = []  # with `keeps_dropped`
@@ -94,8 +97,8 @@ class Collector:
 
     def pending(self) -> list[Group]:
         """Groups that have no outcome yet: kept ones that were not trained on, surplus, and those in flight."""
-        spare = [group for group, _ in self._spare.values()]
-        return [*self._kept.values(), *spare, *self._surplus, *self._in_flight.values()]
+        dropped = [group for group, _ in (*self._spare.values(), *self._undecided.values())]
+        return [*self._kept.values(), *dropped, *self._surplus, *self._in_flight.values()]
 
     def pop_surplus(self) -> list[Group]:
         """Groups that belong to the next rollout: finished, partial, or without samples."""
@@ -161,7 +164,10 @@ class Collector:
         if self._settings.is_filled and group.samples and reason != TOO_FEW:
             self._spare[group.index] = group, reason
             return
-        self._drop(group, reason)
+        if self._settings.repeats:
+            self._undecided[group.index] = group, reason
+        else:
+            self._drop(group, reason)
         limit = MAX_DROPPED_ROLLOUTS * (self._settings.num_groups or 1)
         if self._num_dropped >= limit:
             failures = [sample.failure.message for sample in group.failed if sample.failure is not None]
@@ -205,9 +211,6 @@ class Collector:
                 await self._stop([group.index for group in self._in_flight.values()])
                 await asyncio.wait(self._in_flight)
             self._collect_stopped()
-        for group, reason in self._spare.values():
-            self._drop(group, reason)
-        self._spare = {}
         kept = [self._kept[index] for index in sorted(self._kept)]
         if self._settings.takes_first_finished and size is not None:
             # Groups that finished in the same moment: the first to finish are the first in the dictionary.
@@ -216,16 +219,34 @@ class Collector:
             kept = [group for group in kept if group.index in first]
         self._surplus += [] if size is None else kept[size:]
         self._kept = {group.index: group for group in kept[:size]}
+        self._drop_decided()
+
+    def _drop_decided(self) -> None:
+        """Drops the groups that a filter dropped; those beyond the rollout start again in the next one."""
+        last = max(self._kept, default=-1)
+        for index, (group, reason) in sorted((self._spare | self._undecided).items()):
+            if self._settings.repeats and index > last:
+                self._surplus.append(_fresh(group))
+            else:
+                self._drop(group, reason)
+        self._spare, self._undecided = {}, {}
 
     def _collect_stopped(self) -> None:
         self._finished.clear()
         for task in [each for each in self._in_flight if each.done()]:
             before = self._in_flight.pop(task)
             if task.cancelled():
-                self._surplus.append(Group(index=before.index, prompt=before.prompt, samples=[]))
+                self._surplus.append(_fresh(before))
                 continue
             group, reason = task.result()
             if reason is None:
                 self._surplus.append(group)
+            elif self._settings.repeats:
+                self._undecided[group.index] = group, reason
             else:
                 self._drop(group, reason)
+
+
+def _fresh(group: Group) -> Group:
+    """The group without samples: it starts again."""
+    return Group(index=group.index, prompt=group.prompt, samples=[])

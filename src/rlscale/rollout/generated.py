@@ -68,6 +68,7 @@ class GeneratedRollouts:
             in_rounds=round_tokens is not None,
             is_filled=self._filters.fills_rollouts,
             keeps_dropped=sampling.all_samples_process_path is not None,
+            repeats=not sampling.partial_rollout and config.rollout.max_staleness == 0,
         )
 
     def set_teachers(self, teachers: TeacherGrading | None) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.config.groups.algo import OpdKl
+from rlscale.data.batch import count_trainable
 from rlscale.training.loss.importance_weights import compute_engine_weights, normalizes_weights
 from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_kl, estimate_advantages
 from rlscale.training.loss.user_postprocess import COLUMN_NAMES, postprocess_columns
@@ -90,8 +91,7 @@ def _rollout_inputs(
     """Inputs of the estimator, of the trainable tokens alone, and their rows in the columns. [R]"""
     batch = rollout.batch
     trainable = np.flatnonzero(batch.loss_mask)
-    # offsets are the sample starts: the last start at or before a row is the row's sample.
-    samples = np.searchsorted(batch.offsets, trainable, side="right") - 1
+    samples = np.repeat(np.arange(batch.num_samples), count_trainable(batch))
     rows = torch.from_numpy(trainable)
     response_lens = _added_lens(batch, trainable=trainable, samples=samples)
     assert columns.rollout_logprobs is not None, "advantages are of rollouts of engines"
@@ -105,7 +105,7 @@ def _rollout_inputs(
         max_response_len=max_response_len,
         layout=TokenLayout(
             mask_T=torch.ones(len(trainable), dtype=torch.bool),
-            sample_ids_T=torch.from_numpy(samples.astype(np.int64)),
+            sample_ids_T=torch.from_numpy(samples),
             num_samples=batch.num_samples,
         ),
         rollout_logprobs_T=columns.rollout_logprobs[rows],

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlscale.data.batch import count_trainable
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.loss.teacher_targets import TeacherTargets
 from rlscale.training.loss.token_loss import compute_step_denominators
@@ -112,15 +113,12 @@ class PackedRollout:
             _, trajectories_S = np.unique(batch.trajectory_ids, return_inverse=True)
             counts_J = np.bincount(trajectories_S, weights=self._num_trainable().numpy())
             self._weights.append(1.0 / np.maximum(counts_J, 1.0)[trajectories_S])
-        samples = np.searchsorted(batch.offsets, micro.batch_rows, side="right") - 1
-        weights = self._weights[0][np.minimum(samples, batch.num_samples - 1)]
-        return torch.from_numpy(weights).to(micro.targets.device) * micro.layout.mask_T
+        weights_S = torch.from_numpy(self._weights[0][micro.sample_indices]).to(micro.targets.device)
+        return weights_S[micro.layout.sample_ids_T] * micro.layout.mask_T
 
     def _num_trainable(self) -> Tensor:
         """Trainable tokens of each sample. [S]"""
-        # offsets are the sample starts: the last start at or before a row is the row's sample.
-        samples = np.searchsorted(self.batch.offsets, np.flatnonzero(self.batch.loss_mask), side="right") - 1
-        return torch.from_numpy(np.bincount(samples, minlength=self.batch.num_samples).astype(np.int64))
+        return torch.from_numpy(count_trainable(self.batch))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

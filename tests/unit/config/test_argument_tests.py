@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlscale.config.keys import keys
+from rlscale.config.user_functions import HOOKS
 from tests.unit.config.arguments import rows
 
 ROOT = Path(__file__).parents[3]
@@ -41,6 +42,11 @@ def test_every_argument_of_a_group_has_a_test(group: str) -> None:
     names = {row["key"] for row in rows()} | keys().keys()  # arguments of slime, and all keys
     arguments = {name for name in names if name == group or name.startswith(f"{group}.")}
     assert arguments and arguments <= {key for key, _ in table()}
+
+
+def test_every_key_of_generation_and_every_hook_has_a_test() -> None:
+    own = {key for key in keys() if key.startswith(("rollout.", "sampling.", "reward."))}
+    assert own and sorted((own | set(HOOKS)) - {key for key, _ in table()}) == []
 
 
 def test_every_named_test_exists() -> None:

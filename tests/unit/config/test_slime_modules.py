@@ -79,3 +79,12 @@ def test_an_installed_slime_is_not_hidden(tmp_path: Path) -> None:
         install_slime_modules()
     (problem,) = check_hooks(config_with({"run.slime_modules": True}))
     assert problem.path == "run.slime_modules"
+
+
+def test_a_clone_of_slime_in_the_current_folder_hides_nothing(tmp_path: Path) -> None:
+    package = tmp_path / "slime" / "slime"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    importlib.invalidate_caches()
+    install_slime_modules()
+    assert importlib.import_module("slime.utils.types").Sample.__name__ == "DocumentSample"

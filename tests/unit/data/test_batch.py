@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rlscale.data.batch import build_batch
+from rlscale.data.batch import build_batch, count_trainable
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 
@@ -26,6 +26,7 @@ def test_columns() -> None:
     assert batch.rollout_logprobs.tolist() == [0, -0.5, 0, -0.5, -0.5, 0, 0, 0]
     assert batch.weight_versions.tolist() == [-1, 3, -1, 3, 3, 3, -1, -1]
     assert batch.offsets.tolist() == [0, 2, 6, 8]
+    assert count_trainable(batch).tolist() == [1, 2, 0]
     assert batch.prompt_lens.tolist() == [1, 1, 2]
     assert batch.rewards.tolist() == [1.0, 0.25, 1.0]
     assert batch.group_ids.tolist() == [10, 10, 11]

@@ -159,6 +159,14 @@ def test_gpqa_with_the_choices_of_a_row(response: str, label: str, metadata: dic
         ("dapo", "1/2", {}, "the label must be an integer, got '1/2'"),
         ("dapo", None, {}, "must have a label"),
         ("f1", None, {}, "must have a label"),
+        ("f1", "A", {}, "the label must have a word that is no article, got 'A'; use reward=exact_match"),
+        ("gpqa", "A", {"valid_letters": 4}, "valid_letters must be a list of letters, got 4"),
+        (
+            "ifbench",
+            None,
+            {"instruction_id_list": ["punctuation:no_comma"], "kwargs": "x"},
+            "the row must have kwargs that are objects, got 'x'",
+        ),
         ("gpqa", "Z", {}, "the label must be one of A, B, C"),
         ("gpqa", "green", {"choices": CHOICES}, "must be a letter or one of the row's choices, got 'green'"),
         ("ifbench", None, {}, "the row must have instruction_id_list"),
@@ -177,3 +185,12 @@ def test_wrong_data_is_a_failure_and_no_zero(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         reward_of(kind, r"</think>\boxed{1} Answer: 1", label, metadata)
+
+
+def test_answers_that_repeat_without_end_are_wrong() -> None:
+    # Of a policy that repeats a token up to its limit: a response that is graded, not a failure of the grader.
+    digits, boxes = "7" * 5000, r"\boxed{" * 30_000
+    assert reward_of("boxed_deepscaler", rf"\boxed{{{digits}}}", "7") == 0.0
+    assert reward_of("boxed_deepscaler", rf"\boxed{{{digits}}}", digits) == 1.0
+    assert reward_of("deepscaler", f"</think>{boxes}", "7") == 0.0
+    assert reward_of("boxed_deepscaler", rf"\boxed{{7}}{boxes}", "7") == 1.0

@@ -83,6 +83,19 @@ async def test_groups_beyond_the_rollout_are_surplus_finished_or_fresh() -> None
     assert surplus[5].samples == [], "a group that was cancelled starts again"
 
 
+@pytest.mark.parametrize("is_filled", [False, True])
+@pytest.mark.parametrize("iterations", [lambda i: 1 + i, lambda i: 20 - i, lambda i: 5 if i == 1 else 1])
+async def test_what_finishes_beyond_a_rollout_does_not_depend_on_speed(
+    iterations: Callable[[int], int], is_filled: bool
+) -> None:
+    desk = Desk(iterations=iterations, reason=lambda i: "odd" if i in (0, 3, 5) else None)
+    collector = desk.collector(CollectSettings(num_groups=2, wave=7, repeats=True, is_filled=is_filled))
+    assert kept_indices(await collector.run()) == [1, 2]
+    surplus = {group.index: group for group in collector.pop_surplus()}
+    assert desk.dropped == {0: "odd"} and sorted(surplus) == [3, 4, 5, 6]
+    assert surplus[3].samples == surplus[5].samples == [], "they are generated again, with other weights"
+
+
 async def test_a_slow_first_group_is_waited_for() -> None:
     desk = Desk(iterations=lambda i: 50 if i == 0 else 1, reason=lambda i: None)
     assert kept_indices(await desk.collector(CollectSettings(num_groups=2, wave=6)).run()) == [0, 1]

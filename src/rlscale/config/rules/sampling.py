@@ -17,6 +17,7 @@ from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 MAX_STOP_STRINGS = 32  # SGLang's limit
+ACCURACY_BAND = "rlscale.rollout.group_filters:accuracy_band"
 
 
 @rule
@@ -72,6 +73,28 @@ def some_difficulty_is_drawn(config: RunConfig) -> list[Problem]:
     fix = "change the weights, or remove them to draw all prompts equally often"
     rule = "be numbers from 0, at least one above 0"
     return [Problem(path="sampling.difficulty_weights", rule=rule, value=show(weights), fix=fix)]
+
+
+@rule
+def accuracy_band_has_limits(config: RunConfig) -> list[Problem]:
+    """The filter reads them when the first group is finished."""
+    band = config.custom.get("accuracy_band")
+    is_pair = isinstance(band, list | tuple) and len(band) == 2
+    is_band = is_pair and all(type(each) in (int, float) for each in band) and band[0] <= band[1]
+    if config.sampling.dynamic_filter_path != ACCURACY_BAND or is_band:
+        return []
+    rule, fix = "be two numbers, the lower one first", "set ++custom.accuracy_band=[0.1,0.9]"
+    return [Problem(path="custom.accuracy_band", rule=rule, value=show(band), fix=fix)]
+
+
+@rule
+def min_group_size_fits_a_group(config: RunConfig) -> list[Problem]:
+    least, size = config.sampling.min_group_size, config.batch.n_samples_per_prompt
+    # The default, 2, may be above a group of one.
+    if least <= max(size, 2):
+        return []
+    rule, fix = f"be at most batch.n_samples_per_prompt={size}", f"set it to {size} to train whole groups only"
+    return [Problem(path="sampling.min_group_size", rule=rule, value=show(least), fix=fix)]
 
 
 @rule

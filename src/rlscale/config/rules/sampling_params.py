@@ -47,15 +47,6 @@ def sampling_params_are_known(config: RunConfig) -> list[Problem]:
 
 
 @rule
-def stop_strings_have_text(config: RunConfig) -> list[Problem]:
-    """Every text contains an empty string, which would end each response after one token."""
-    stop = config.rollout.stop
-    if stop is None or "" not in stop:
-        return []
-    return [Problem(path="rollout.stop", rule="have no empty string", value=show(stop), fix="remove it")]
-
-
-@rule
 def sampling_params_are_within_bounds(config: RunConfig) -> list[Problem]:
     """An engine refuses a request with a value outside of its bounds, which would end the run."""
     problems = []

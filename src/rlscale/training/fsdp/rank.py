@@ -18,6 +18,7 @@ from rlscale.training.distributed import RankGrid, find_local_ranks, make_data_m
 from rlscale.training.loss.column_outputs import gather_columns
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.metrics import MetricSums
+from rlscale.training.modules.expert_routing import replayed_key
 from rlscale.training.offload import Offloader, make_offloader
 from rlscale.training.packing.context_shard import pack_share
 from rlscale.training.packing.microbatch import Microbatch, count_padding, pack, pad
@@ -93,14 +94,23 @@ class FsdpRank:
     def pack(self, batch: TrainBatch, samples: Sequence[int]) -> Microbatch:
         """Packs the samples of one micro-batch for the attention kernel of the model."""
         spec, device, context = self.spec, self.device, self.grid.context
+        replays = replayed_key(spec.algo) is not None
         if spec.engine_shapes is not None:
-            return add_engine_shapes(pack(batch, samples, device=device), batch, shapes=spec.engine_shapes)
+            micro = pack(batch, samples, device=device, with_token_rows=replays)
+            return add_engine_shapes(micro, batch, shapes=spec.engine_shapes)
         if spec.train.qkv_format == QkvFormat.bshd:
-            return pad(batch, samples, device=device)
+            return pad(batch, samples, device=device, with_token_rows=replays)
         shares = shares_prefixes(spec.train, spec.fsdp, device=device.type)
         if context is None:
-            return pack(batch, samples, device=device, share_prompts=shares, processor=self.processor)
-        return pack_share(batch, samples, device=device, context=context, share_prompts=shares)
+            return pack(
+                batch,
+                samples,
+                device=device,
+                share_prompts=shares,
+                processor=self.processor,
+                with_token_rows=replays,
+            )
+        return pack_share(batch, samples, device=device, context=context, share_prompts=shares, with_token_rows=replays)
 
     def gather_metrics(self, rollout: PackedRollout) -> dict[str, float]:
         """Metrics of the rollout over all ranks; a collective of all ranks."""

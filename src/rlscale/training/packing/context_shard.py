@@ -27,6 +27,7 @@ def pack_share(
     device: torch.device,
     context: ContextGroup,
     share_prompts: bool = False,
+    with_token_rows: bool = False,
 ) -> Microbatch:
     """Packs this rank's share of the samples; see `pack`.
 
@@ -41,7 +42,11 @@ def pack_share(
     mine = assigned[context.index]
     own_rows = np.concatenate([_rows_of(span, rows, span.start) for span in mine])
     logit_rows, shard = shard_entries(rows, places, context=context, device=device)
-    targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
+    targets = rows.targets[shard.own.cpu().numpy()]
+    token_rows = None
+    if with_token_rows:
+        is_here = places.rank == context.index
+        token_rows = rows.token_rows(places.row, num_places=len(own_rows), is_here_E=is_here)
     return Microbatch(
         input_ids=to_device(rows.tokens[own_rows][None], device),
         position_ids=to_device(rows.positions[own_rows][None], device),
@@ -50,9 +55,9 @@ def pack_share(
         targets=to_device(targets if len(targets) else np.zeros(1, dtype=np.int64), device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.batch_rows[rows.trainable],
+        batch_rows=rows.trainable_batch_rows,
         shard=shard,
-        token_rows=rows.token_rows(places.row, num_places=len(own_rows), is_here_E=places.rank == context.index),
+        token_rows=token_rows,
     )
 
 

@@ -10,6 +10,8 @@ IMAGES: Values = {
 }
 FROM_HF: Values = {"model.use_hf_config_for_megatron": True}
 
+BAND = "rlscale.rollout.group_filters:accuracy_band"
+
 CASES: list[tuple[str, Values, str, Values]] = [
     (
         "model_has_one_source",
@@ -305,6 +307,24 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"sampling.difficulty_weights": [0.0, 0.0]},
         "sampling.difficulty_weights must be numbers from 0, at least one above 0, got",
         {"sampling.difficulty_weights": [0.0, 1.0]},
+    ),
+    (
+        "accuracy_band_has_limits",
+        {"sampling.dynamic_filter_path": BAND, "custom": {"accuracy_band": [0.9, 0.1]}},
+        "custom.accuracy_band must be two numbers, the lower one first, got [0.9, 0.1]; set ++custom.accuracy_band=",
+        {"sampling.dynamic_filter_path": BAND, "custom": {"accuracy_band": [0.1, 0.9]}},
+    ),
+    (
+        "accuracy_band_has_limits",
+        {"sampling.dynamic_filter_path": BAND},
+        "custom.accuracy_band must be two numbers, the lower one first, got null",
+        {},
+    ),
+    (
+        "min_group_size_fits_a_group",
+        {"sampling.min_group_size": 17},
+        "sampling.min_group_size must be at most batch.n_samples_per_prompt=16, got 17; set it to 16 to train whole",
+        {"sampling.min_group_size": 16},
     ),
     (
         "over_sampling_covers_a_rollout",

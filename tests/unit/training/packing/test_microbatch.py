@@ -147,3 +147,10 @@ def test_equal_entries_of_the_loss_are_computed_once() -> None:
 def test_samples_without_a_common_prompt_are_packed_normally() -> None:
     batch = make_batch(RAGGED)
     assert pack(batch, [0, 3], device=CPU, share_prompts=True).packing.shared is None
+
+
+def test_only_the_replay_of_routes_needs_token_rows() -> None:
+    batch = make_batch(RAGGED)
+    assert pack(batch, range(len(RAGGED)), device=CPU).token_rows is None
+    rows = pack(batch, range(len(RAGGED)), device=CPU, with_token_rows=True).token_rows
+    assert rows is not None and rows.places.tolist() == list(range(len(batch.tokens)))

@@ -100,7 +100,7 @@ def _build_microbatch(
     own = np.arange(len(ids))
     # A token is predicted at the position before it.
     logit_rows, shard, places = slots[np.maximum(rows.trainable - 1, 0)], None, None
-    targets = rows.tokens[rows.trainable]
+    targets = rows.targets
     if context is not None:
         own = _own_slots(widths, starts, index=context.index, size=context.size)
         places = _token_places(rows, slots, widths, starts, context=context)
@@ -125,7 +125,7 @@ def _build_microbatch(
         targets=to_device(targets, device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.batch_rows[rows.trainable],
+        batch_rows=rows.trainable_batch_rows,
         shard=shard,
     )
 
