@@ -180,13 +180,16 @@ def code_demo(chance: random.Random) -> Row:
 
 
 def guess_demo(chance: random.Random) -> Row:
-    """Guesses without a plan, with the observations of the game."""
+    """A game of which a fifth halves the range with each guess; the others name one number again and again."""
     secret, messages = chance.randint(0, 9), [user("guess 0-9")]
+    halves, low, high = chance.random() < 0.2, 0, 9
+    number = chance.randint(0, 9)
     for _ in range(4):
-        guess = chance.randint(0, 9)
+        guess = (low + high) // 2 if halves else number
         messages.append(answer(str(guess)))
         if guess == secret:
             break
+        low, high = (guess + 1, high) if secret > guess else (low, guess - 1)
         messages.append(user("higher" if secret > guess else "lower"))
     if messages[-1]["role"] == "user":
         messages.pop()

@@ -312,12 +312,17 @@ async def test_a_trajectory_is_a_conversation(page: Page, tmp_path: Path) -> Non
 
     await order("failed")
     assert (await texts(page, ".talk .warning"))[0].startswith("sandbox: a sandbox ended <img")
+    assert (await texts(page, "#conversations .entry small"))[:2] == ["failed", "4 answers, 3 paths, budget"]
+    assert "failed" in (await texts(page, ".talk .facts"))[0]
 
     await page.evaluate(
         "(() => { const e = document.querySelector('#conversations input'); e.value = 'You add numbers';"
         " e.dispatchEvent(new Event('input', {bubbles: true})); })()"
     )
     assert await texts(page, ".path .name") == ["1 path", "2 branch", "3 own prompt"]
+    # A used up budget is no failure: the trajectory is graded and trained.
+    assert "trained, truncated" in (await texts(page, ".talk .facts"))[0]
+    assert await texts(page, ".talk .warning") == ["budget: agent.max_turns=4 is used up"]
     assert (await texts(page, ".turns .bubble .body"))[-1] == "It is 395."
     await page.evaluate("document.querySelectorAll('.path')[1].click()")
     assert (await texts(page, ".turns .bubble .body"))[-1] == "It is 396."

@@ -32,7 +32,5 @@ class AdmittedAgent:
             if session.track is not None and clock_s() - began_s > MIN_GAP_S:
                 session.track.add(SpanKind.queue, began_s, clock_s())
             failure = await self._generate(trajectory, session)
-            # A failed attempt is shorter than those that will be predicted from it.
-            if failure is None or failure.cause.is_graded:
-                admitted.num_tokens = max(len(sample.tokens) for sample in trajectory.samples())
+            admitted.note_end(trajectory, failure)
             return failure

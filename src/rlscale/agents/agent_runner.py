@@ -109,7 +109,7 @@ class AgentRunner:
                     _abort(trajectory)
                     return None
                 failure = await self._attempt(trajectory, session)
-            admitted.num_tokens = _longest_path(trajectory)
+            admitted.note_end(trajectory, failure)
         return failure
 
     async def _attempt(self, trajectory: Trajectory, session: GenerateSession) -> Failure | None:
@@ -278,10 +278,6 @@ def _abort(trajectory: Trajectory) -> None:
     """Leaves a trajectory to a later rollout, which begins it again."""
     trajectory.restart()
     trajectory.status = SampleStatus.aborted
-
-
-def _longest_path(trajectory: Trajectory) -> int:
-    return max(len(sample.tokens) for sample in trajectory.samples())
 
 
 def _where(trajectory: Trajectory) -> str:

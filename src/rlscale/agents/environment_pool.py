@@ -122,17 +122,20 @@ class EnvironmentPool:
         # Closes of ended trajectories run as tasks.
         while self.num_open and time.monotonic() < end:
             await asyncio.sleep(0.01)
-        self.kill()
+        self._end(max(1.0, end - time.monotonic()))
 
     def kill(self) -> None:
         """Ends the processes at once, after a moment in which those with open environments close them."""
+        self._end(CLOSE_GRACE_S)
+
+    def _end(self, grace_s: float) -> None:
         if self._loop is not None and not self._loop.is_closed():
             for task in self._tasks:
                 task.cancel()
         for host in self._hosts:
             host.is_lost = True
             host.process.close_channel()
-        end = time.monotonic() + (CLOSE_GRACE_S if self.num_open else 1.0)
+        end = time.monotonic() + (grace_s if self.num_open else 1.0)
         for host in self._hosts:
             if host.ready.is_set():
                 host.process.wait(max(0.0, end - time.monotonic()))

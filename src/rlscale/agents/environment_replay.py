@@ -21,7 +21,8 @@ class ReplayedEnvironment:
     """Answers from a log; `agent.environment_path=rlscale.agents.environment_replay:ReplayedEnvironment`.
 
     `custom.environment_log` is a file, or the folder `environments` of a run. An episode is found by its row and its
-    seed, which depend on the config alone.
+    seed, which depend on the config alone. Of several ones, e.g. those of an evaluation that was repeated after each
+    rollout, the actions choose.
 
     Example:
         game = ReplayedEnvironment(custom={"environment_log": "runs/game/environments"}, trajectory=12)
@@ -32,7 +33,8 @@ class ReplayedEnvironment:
         """Reads the log.
 
         Args:
-            trajectory: the newest episode of this one, whatever the task; None: that of the task.
+            trajectory: its episode, whatever the task; those of training before those of evaluations, which have
+                numbers of their own. None: that of the task.
         """
         path = custom.get("environment_log")
         if not isinstance(path, str):
@@ -40,7 +42,7 @@ class ReplayedEnvironment:
             raise ConfigError([Problem(path=KEY, rule="be the log of a run", value=str(path), fix=fix)])
         self._path, self._trajectory = path, trajectory
         self._episodes = read_episodes(Path(path))
-        self._steps: list[dict[str, Any]] = []
+        self._fitting: list[Mapping[str, Any]] = []  # episodes with the actions so far, the preferred one first
         self._number = 0
 
     def reset(self, task: Task | None = None) -> Observation:
@@ -53,10 +55,14 @@ class ReplayedEnvironment:
         if not found:
             what = f"trajectory {self._trajectory}" if task is None else f"row {task.index} and seed {task.seed}"
             raise ReplayMismatch(f"{self._path} has no episode of {what}")
-        # An episode that was played to its end, before one of a failed attempt.
-        episode = max(found, key=lambda each: (each["end"] == "done", len(each["steps"])))
-        self._steps, self._number = episode["steps"], 0
-        return Observation(messages=episode["start"]["messages"], tools=tuple(episode["start"]["tools"]))
+        # An episode that was played to its end, before one of a failed attempt; then the newest.
+        ranks = [
+            (not each["is_evaluation"], each["end"] == "done", len(each["steps"]), place)
+            for place, each in enumerate(found)
+        ]
+        self._fitting = [found[place] for *_, place in sorted(ranks, reverse=True)]
+        self._number, start = 0, self._fitting[0]["start"]
+        return Observation(messages=start["messages"], tools=tuple(start["tools"]))
 
     def step(self, action: Action) -> StepResult:
         """The logged result of an action.
@@ -64,21 +70,26 @@ class ReplayedEnvironment:
         Raises:
             ReplayMismatch: the log has another action here, or none.
         """
-        if self._number == len(self._steps):
+        playing = [each["steps"] for each in self._fitting if len(each["steps"]) > self._number]
+        if not playing:
             raise ReplayMismatch(f"the episode has {self._number} steps, got another action {action.text[:80]!r}")
-        step = self._steps[self._number]
-        self._number += 1
-        # Ids of calls are those of a renderer, and reasoning is not seen by an environment.
-        logged, calls = step["action"], [[call.name, call.arguments] for call in action.tool_calls]
-        if (logged["text"], [[each["name"], each["arguments"]] for each in logged["tool_calls"]]) != (
-            action.text,
-            calls,
-        ):
-            text, got = f"{logged['text'][:80]!r}", f"{action.text[:80]!r}"
-            raise ReplayMismatch(f"action {self._number} must be {text} as in {self._path}, got {got}")
-        return StepResult(**step["result"])
+        number, self._number = self._number, self._number + 1
+        fitting = [each for each in self._fitting if each["steps"][number:] and _is_same(each["steps"][number], action)]
+        if not fitting:
+            texts = dict.fromkeys(repr(steps[number]["action"]["text"][:80]) for steps in playing)
+            wanted, got = " or ".join(list(texts)[:3]), f"{action.text[:80]!r}"
+            raise ReplayMismatch(f"action {number + 1} must be {wanted} as in {self._path}, got {got}")
+        self._fitting = fitting
+        return StepResult(**fitting[0]["steps"][number]["result"])
 
     def _is_wanted(self, episode: Mapping[str, Any], task: Task | None) -> bool:
         if self._trajectory is not None:
             return bool(episode["trajectory"] == self._trajectory)
         return task is not None and (episode["row"], episode["seed"]) == (task.index, task.seed)
+
+
+def _is_same(step: Mapping[str, Any], action: Action) -> bool:
+    # Ids of calls are those of a renderer, and reasoning is not seen by an environment.
+    logged = step["action"]
+    calls = [[each["name"], each["arguments"]] for each in logged["tool_calls"]]
+    return bool(logged["text"] == action.text and calls == [[each.name, each.arguments] for each in action.tool_calls])

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from rlscale.trajectory import Trajectory
+from rlscale.types import Failure, SampleStatus
+
 
 class AgentAdmission:
     """Admits agents in the order of their arrival. Used from one event loop.
@@ -19,8 +22,8 @@ class AgentAdmission:
 
     Example:
         async with admission.admit() as admitted:
-            tokens = await run_agent()
-            admitted.num_tokens = tokens
+            failure = await run_agent(trajectory)
+            admitted.note_end(trajectory, failure)
     """
 
     def __init__(self, max_agents: int, *, cache_tokens: int | None = None, first_tokens: int = 1) -> None:
@@ -84,3 +87,9 @@ class Admitted:
     """An agent that may run."""
 
     num_tokens: int = 0  # of its longest path, once it has ended; 0: not known
+
+    def note_end(self, trajectory: Trajectory, failure: Failure | None) -> None:
+        """Notes the longest path of a trajectory, unless an attempt ended early: later ones will be longer."""
+        is_whole = failure is None or failure.cause.is_graded
+        if is_whole and trajectory.status != SampleStatus.aborted:
+            self.num_tokens = max(len(sample.tokens) for sample in trajectory.samples())

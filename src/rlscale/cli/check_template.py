@@ -117,13 +117,20 @@ def _load(model: str) -> tuple[PreTrainedTokenizerBase, str]:
     # Imported here: wrong arguments are reported at once.
     from rlscale.architectures.hf_config import read_config_json, tiny_model_fields
     from rlscale.models.hf_models import load_tokenizer
+    from rlscale.models.model_path import looks_like_path
     from rlscale.models.tiny_tokenizer import tiny_tokenizer
 
     if model in list(ModelBuild):
         return tiny_tokenizer(model, 4096), str(tiny_model_fields(model)["model_type"])
-    if (file := Path(os.path.expanduser(model))).exists() and not file.is_dir():
+    file, near = Path(os.path.expanduser(model)), nearest(model, list(ModelBuild))
+    if file.exists() and not file.is_dir():
         fix = "it is a file; give its folder"
         raise ConfigError([Problem(path="<model>", rule="be a folder or a hub id", value=model, fix=fix)])
+    # The hub has models without a slash, too, e.g. gpt2.
+    if not file.exists() and (near or ("/" in model and looks_like_path(model))):
+        fix = f"did you mean {near}?" if near else "e.g. Qwen/Qwen3-4B"
+        rule = "name an existing folder or a hub id"
+        raise ConfigError([Problem(path="<model>", rule=rule, value=model, fix=fix)])
     try:
         tokenizer = load_tokenizer(model)
     except ConfigError as error:

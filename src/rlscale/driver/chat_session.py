@@ -12,7 +12,7 @@ from rlscale.agents.tool_pool import ToolBox
 from rlscale.engines.server.generate_request import Answer, GenerateRequest
 from rlscale.errors import RenderError
 from rlscale.renderers.conversation_tree import ConversationTree
-from rlscale.renderers.renderer import Message, Renderer
+from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
 from rlscale.trajectory import Trajectory
 from rlscale.types import Generation, Prompt, SamplingParams
 
@@ -121,8 +121,14 @@ class ChatSession:
         except RenderError as error:
             yield _note(str(error))
             return
-        answer: Answer | None = None
-        async for event, latest in self._stream(request.token_ids, stop_ids=self._model.renderer.stop_ids):
+        renderer, answer = self._model.renderer, None
+
+        def parse(output_ids: Sequence[int]) -> ParsedAnswer:
+            return renderer.parse(output_ids, prompt_ids=request.token_ids, tools=request.tools)
+
+        async for event, latest in self._stream(
+            request.token_ids, stop_ids=renderer.stop_ids, parse=parse if tools else None
+        ):
             answer = latest
             yield event
         if answer is None:
@@ -135,9 +141,17 @@ class ChatSession:
         yield [(call.name, call.arguments) for call in parsed.tool_calls]
 
     async def _stream(
-        self, token_ids: Sequence[int], *, stop_ids: Sequence[int]
+        self,
+        token_ids: Sequence[int],
+        *,
+        stop_ids: Sequence[int],
+        parse: Callable[[Sequence[int]], ParsedAnswer] | None = None,
     ) -> AsyncIterator[tuple[ChatEvent, Answer | None]]:
-        """Text of an answer as it grows, each part with the answer so far."""
+        """Text of an answer as it grows, each part with the answer so far.
+
+        Args:
+            parse: finds the calls of tools, which are events of their own. None: the answer has none.
+        """
         free = self._model.max_context_len - len(token_ids)
         params = self._model.params
         if free <= 0:
@@ -155,12 +169,21 @@ class ChatSession:
             text = self._model.decode(answer.output_ids)
             if answer.finish_reason is None:
                 text = text.rstrip(_UNKNOWN)
+            if parse is not None:
+                text = _without_calls(text, parse(answer.output_ids), is_whole=answer.finish_reason is not None)
             if len(text) > shown:
                 yield ChatEvent(kind=ChatEventKind.text, text=text[shown:]), answer
                 shown = len(text)
         yield ChatEvent(kind=ChatEventKind.end), answer
         if answer is not None and (answer.finish_reason or {}).get("type") == "length":
             yield _note(f"cut after {len(answer.output_ids)} tokens; --max-tokens sets the limit"), answer
+
+
+def _without_calls(text: str, parsed: ParsedAnswer, *, is_whole: bool) -> str:
+    """The text to show of an answer so far: that before a call. A call that cannot be parsed is text at the end."""
+    if parsed.tool_calls or (parsed.error is not None and not is_whole):
+        return parsed.content if text.startswith(parsed.content) else ""
+    return text
 
 
 def _note(text: str) -> ChatEvent:

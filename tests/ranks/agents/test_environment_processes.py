@@ -13,6 +13,7 @@ from rlscale.agents.environment_child import EnvironmentSpec
 from rlscale.agents.environment_log import EnvironmentLog, read_episodes
 from rlscale.agents.environment_pool import EnvironmentFailed, EnvironmentPool
 from rlscale.config.groups.agent import AgentConfig, EnvironmentReward
+from rlscale.rewards.call_process import CallProcess
 from rlscale.trajectory import Trajectory
 from rlscale.types import AGENT, FailureCause, SampleStatus
 from tests.scripted_policy import CharacterRenderer, ScriptedPool, new_trajectory, open_session
@@ -55,6 +56,10 @@ class Game:
 
     def close(self):
         log(f"close {id(self)}-{os.getpid()}")
+
+class StuckGame(Game):
+    def close(self):
+        time.sleep(1000)
 
 class AsyncGame(Game):
     async def reset(self, task):
@@ -186,6 +191,18 @@ async def test_a_failed_reset_is_closed_too(open_pool: Open, tmp_path: Path) -> 
     assert str(await play(pool, "win", bad)).startswith("reset failed: RuntimeError: no level")
     await pool.close()
     assert not leases(tmp_path)
+
+
+async def test_a_close_that_never_ends_is_awaited_once(open_pool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    wait = CallProcess.wait
+    monkeypatch.setattr(CallProcess, "wait", lambda self, limit_s: (waits.append(limit_s), wait(self, limit_s)))
+    monkeypatch.setattr("rlscale.agents.environment_pool.CLOSE_GRACE_S", 2.0)
+    pool = open_pool("StuckGame")
+    assert await play(pool, "win") == 1.0
+    await pool.close()
+    # The two seconds have passed before: now the process has one more, and not two.
+    assert pool.num_open == 0 and waits and max(waits) <= 1.0
 
 
 async def test_an_environment_gets_the_custom_values(open_pool: Open) -> None:

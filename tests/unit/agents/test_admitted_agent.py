@@ -10,7 +10,7 @@ from rlscale.agents.run_admission import AgentAdmission
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.timeline import MIN_GAP_S, SpanKind, Timeline, Track, clock_s
 from rlscale.trajectory import Trajectory
-from rlscale.types import Failure, FailureCause
+from rlscale.types import Failure, FailureCause, SampleStatus
 from tests.scripted_policy import ScriptedPool, new_trajectory, open_session
 
 PROMPT, ANSWER = 10, 90  # tokens of `new_trajectory` and of its answer
@@ -56,6 +56,16 @@ async def test_a_failed_attempt_predicts_nothing() -> None:
     admission = AgentAdmission(100, cache_tokens=1000, first_tokens=500)
     failure = Failure(cause=FailureCause.tool, message="no route")
     await generate(AdmittedAgent(WaitingForTools(failure), admission), 4, open_session(ScriptedPool(lambda ids: "")))
+    assert admission.predicted_tokens == 500 and admission.num_running == 0
+
+
+async def test_an_aborted_attempt_predicts_nothing() -> None:
+    async def cut(trajectory: Trajectory, session: GenerateSession) -> None:
+        trajectory.extend([7], logprobs=[0.0], weight_versions=[0], sampled=True)
+        trajectory.status = SampleStatus.aborted
+
+    admission = AgentAdmission(100, cache_tokens=1000, first_tokens=500)
+    await generate(AdmittedAgent(cut, admission), 4, open_session(ScriptedPool(lambda ids: "")))
     assert admission.predicted_tokens == 500 and admission.num_running == 0
 
 

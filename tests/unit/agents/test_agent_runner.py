@@ -48,13 +48,19 @@ Run = Callable[..., AgentRunner]
 
 @pytest.fixture
 def runner(gateway: FakeGateway, tmp_path: Path) -> Run:
-    def build(function: Callable[..., Any], *, timeout_s: float = 30.0, max_turns: int | None = None) -> AgentRunner:
+    def build(
+        function: Callable[..., Any],
+        *,
+        timeout_s: float = 30.0,
+        max_turns: int | None = None,
+        admission: AgentAdmission | None = None,
+    ) -> AgentRunner:
         return AgentRunner(
             gateway,
             FunctionAgent(function, policy_errors=["TurnsUsedUp"]),
             AgentLimits(timeout_s=timeout_s, max_turns=max_turns),
             logs=AgentLogs(tmp_path, keep=100, max_bytes=10_000),
-            admission=AgentAdmission(8),
+            admission=admission or AgentAdmission(8),
         )
 
     return build
@@ -117,6 +123,24 @@ async def test_an_exception_is_a_failure_of_the_controller_and_its_turns_are_in_
     assert failure.message.startswith("agent of trajectory 8 (prompt row 4) failed: KeyError: 'no such tool' at ")
     log = (tmp_path / "0" / "8.log").read_text()
     assert "failed (controller)" in log and "turn 0 (sampled" in log and not gateway.open
+
+
+@pytest.mark.parametrize(("ends", "predicted"), [("well", 3), ("badly", 500), ("aborted", 500)])
+async def test_only_whole_attempts_predict_the_cache_of_later_ones(
+    runner: Run, trajectory: Trajectory, session: GenerateSession, ends: str, predicted: int
+) -> None:
+    async def agent(task: AgentTask, agent_session: AgentSession) -> float:
+        await chat(agent_session, task.messages)
+        if ends == "aborted":
+            session.stopped.set()
+            await asyncio.sleep(60)
+        if ends == "badly":
+            raise KeyError("no such tool")
+        return 1.0
+
+    admission = AgentAdmission(8, cache_tokens=1000, first_tokens=500)
+    await runner(agent, admission=admission)(trajectory, session)
+    assert admission.predicted_tokens == predicted and admission.num_running == 0
 
 
 class TurnsUsedUp(Exception): ...

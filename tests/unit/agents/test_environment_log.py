@@ -13,6 +13,7 @@ from rlscale.errors import ConfigError, DataError
 from rlscale.renderers.renderer import ToolCall
 
 START = {"messages": [{"role": "user", "content": "go"}], "tools": []}
+TASK = Task(index=7, messages=(), seed=7)
 RESULT: dict[str, Any] = {"messages": [], "reward": 1.0, "done": True, "metadata": {}}
 
 
@@ -45,6 +46,26 @@ def test_a_replay_answers_as_the_log_does(tmp_path: Path) -> None:
         replay.step(Action(text="x"))
     with pytest.raises(ReplayMismatch, match="has no episode of row 7 and seed 8"):
         ReplayedEnvironment({"environment_log": str(tmp_path)}).reset(Task(index=7, messages=(), seed=8))
+
+
+def test_the_actions_choose_among_episodes_of_one_number(tmp_path: Path) -> None:
+    """Training and evaluations count their trajectories apart, and an evaluation is repeated with the same seeds."""
+    log = EnvironmentLog(tmp_path, keep=9)
+    for text, is_evaluation in (("a", True), ("b", True), ("c", False), ("d", True)):
+        made = Episode(
+            trajectory=7, task=TASK, is_evaluation=is_evaluation, start={**START, "messages": text}, end="done"
+        )
+        made.add_step(Action(text=text), {**RESULT, "reward": ord(text)}, 0.5)
+        log.write(made)
+    replay = ReplayedEnvironment({"environment_log": str(tmp_path)}, trajectory=7)
+    assert replay.reset().messages == "c"
+    for chosen in (replay, ReplayedEnvironment({"environment_log": str(tmp_path)})):
+        for text in "abcd":
+            chosen.reset(TASK)
+            assert chosen.step(Action(text=text)).reward == ord(text)
+    replay.reset()
+    with pytest.raises(ReplayMismatch, match="action 1 must be 'c' or 'd' or 'b' as in"):
+        replay.step(Action(text="x"))
 
 
 def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_a_failed_check_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["a", "--renderer"], "--renderer must have a value, got nothing; write --renderer auto"),
         (["tiny_qwen3", "--renderer=x"], "--renderer must fit the model, got x; renderer must be one of auto"),
         (["tests"], "<model> must have a tokenizer, got tests;"),
+        (["/gone/folder"], "<model> must name an existing folder or a hub id, got /gone/folder; e.g. Qwen/Qwen3-4B"),
+        (["tiny_qwen3_agnt"], "<model> must name an existing folder or a hub id, got tiny_qwen3_agnt; did you mean"),
         (["/dev/null"], "<model> must be a folder or a hub id, got /dev/null; it is a file; give its folder"),
     ],
 )

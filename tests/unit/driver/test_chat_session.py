@@ -67,14 +67,21 @@ async def test_an_answer_is_streamed_and_its_tokens_are_kept() -> None:
 
 async def test_calls_of_tools_and_their_results_are_shown() -> None:
     def policy(text: str) -> str:
-        return "It is 3." if text.endswith("3\x04") else '\x06add {"a": 1, "b": 2}'
+        return "It is 3." if text.endswith("3\x04") else 'I add.\x06add {"a": 1, "b": 2}'
 
     found = await events(session_of(ScriptedEngine(policy), tools=True), "1+2?")
     assert [each for each in found if each[0] in ("call", "result")] == [
         ("call", 'add({"a": 1, "b": 2})'),
         ("result", "3"),
     ]
-    assert "".join(text for kind, text in found if kind == "text").endswith("It is 3.")
+    # The call is not shown as text, too.
+    assert "".join(text for kind, text in found if kind == "text") == "I add.It is 3."
+
+
+async def test_a_call_that_cannot_be_parsed_is_text() -> None:
+    found = await events(session_of(ScriptedEngine(lambda text: "sum\x06 1"), tools=True), "1+2?")
+    assert "".join(text for kind, text in found if kind == "text") == "sum\x06 1"
+    assert found[-1] == ("note", "a tool call could not be parsed: a call must have a name")
 
 
 async def test_endless_calls_end() -> None:

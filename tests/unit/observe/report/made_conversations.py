@@ -77,7 +77,7 @@ def tool_trajectory(number: int) -> Trajectory:
 
 
 def tree_trajectory(number: int) -> Trajectory:
-    """A branch after the first answer, and a sub-agent with its own prompt."""
+    """A branch after the first answer, and a sub-agent with its own prompt, whose answer used up the turns."""
     made = Maker(number, QUESTION)
     first = made.answer("I will ask an assistant.")
     given = made.give({"role": "user", "content": "Go ahead."}, parent=first)
@@ -85,7 +85,8 @@ def tree_trajectory(number: int) -> Trajectory:
     made.answer("It is 396.", parent=given)
     own = made.own_prompt({"role": "system", "content": "You add numbers."}, {"role": "user", "content": "391 + 4"})
     made.answer("395", parent=own)
-    return made.end(0.5)
+    made.trajectory.failure = Failure(cause=FailureCause.budget, message="agent.max_turns=4 is used up")
+    return made.end(0.5, SampleStatus.truncated)
 
 
 def failed_trajectory(number: int) -> Trajectory:

@@ -31,7 +31,7 @@ function startConversations(given, body) {
       calls: (a, b) => numCalls(b) - numCalls(a) || b.step - a.step,
       low: (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity) || b.step - a.step,
       high: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || b.step - a.step,
-      failed: (a, b) => Boolean(b.failure) - Boolean(a.failure) || b.step - a.step,
+      failed: (a, b) => hasFailed(b) - hasFailed(a) || Boolean(b.failure) - Boolean(a.failure) || b.step - a.step,
     };
     const wanted = text.value.trim().toLowerCase();
     talks.shown = all.filter((each) => !wanted || each.searched.includes(wanted)).sort(orders[order.value]);
@@ -54,6 +54,14 @@ function startConversations(given, body) {
 
 const numCalls = (talk) => talk.turns.reduce((sum, turn) => sum + turn.messages.reduce((inner, message) => inner + (message.tool_calls || []).length, 0), 0);
 
+/** Answers, paths and an early end of a graded trajectory. */
+function shape(talk) {
+  const parts = [plural(numAnswers(talk), "answer")];
+  if (talk.num_turns > 1 && leaves(talk).length > 1) parts.push(`${leaves(talk).length} paths`);
+  if (talk.failure) parts.push(talk.failure.split(":", 1)[0]);
+  return parts.join(", ");
+}
+
 function addTalks(list, choose) {
   list.querySelector(".more")?.remove();
   const start = list.childElementCount;
@@ -64,7 +72,7 @@ function addTalks(list, choose) {
       "button",
       { type: "button", className: "entry", role: "option" },
       element("span", { textContent: `rollout ${talk.step}` }),
-      element("small", { textContent: talk.failure ? "failed" : `${plural(numAnswers(talk), "answer")}${talk.num_turns > 1 && leaves(talk).length > 1 ? `, ${leaves(talk).length} paths` : ""}` }),
+      element("small", { textContent: hasFailed(talk) ? "failed" : shape(talk) }),
       element("b", { textContent: talk.reward === null ? "" : short(talk.reward) }),
       element("span", { className: "cut", textContent: `${(talk.prompt.at(-1) || {}).content || ""} ${excerpt}` }),
     );
@@ -134,7 +142,7 @@ function talkFacts(talk) {
     ["rollout", talk.step],
     ["trajectory", talk.index],
     ["group", talk.group],
-    ["outcome", talk.failure ? "failed" : trains() ? `trained, ${talk.status}` : talk.status],
+    ["outcome", hasFailed(talk) ? "failed" : trains() ? `trained, ${talk.status}` : talk.status],
     ["reward", talk.reward === null ? "none" : short(talk.reward)],
     ["label", talk.label ?? "none"],
     ["sampled tokens", thousands(sampled)],

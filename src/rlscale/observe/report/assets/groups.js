@@ -70,7 +70,7 @@ function memberRow(member, { columns, members, mean }) {
       "td",
       { className: "response" },
       element("div", { className: "clamp", textContent: member.text || "(empty)" }),
-      element("small", { className: member.failure ? "lost" : "", textContent: member.failure || notes.join(", ") }),
+      element("small", { className: hasFailed(member) ? "lost" : "", textContent: member.failure || notes.join(", ") }),
     ),
   );
   return row;

@@ -115,13 +115,13 @@ function lane(trajectory, length) {
     part.addEventListener("pointerleave", tip.hide);
     track.append(part);
   }
-  const reward = trajectory.failure ? "failed" : trajectory.reward === null ? "–" : short(trajectory.reward);
+  const reward = hasFailed(trajectory) ? "failed" : trajectory.reward === null ? "–" : short(trajectory.reward);
   return element(
     "div",
     { className: "lane" },
     element("span", { className: "lane-name", textContent: trajectory.id }),
     track,
-    element("span", { className: `lane-reward${trajectory.failure ? " lost" : ""}`, title: trajectory.failure || "", textContent: reward }),
+    element("span", { className: `lane-reward${hasFailed(trajectory) ? " lost" : ""}`, title: trajectory.failure || "", textContent: reward }),
   );
 }
 

@@ -69,6 +69,9 @@ function redrawAll() {
   for (const redraw of redraws) redraw();
 }
 
+/** Whether a trajectory has no reward. One whose turns or tokens were used up is graded and trained. */
+const hasFailed = ({ failure }) => Boolean(failure) && !/^(policy|budget): /.test(failure);
+
 const thousands = (number) => number.toLocaleString("en");
 
 /** Chooses one of some rollouts: a slider, and buttons to the neighbours. `set` does not call `choose`. */
