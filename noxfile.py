@@ -106,4 +106,5 @@ def gpu(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The documentation builds without a warning."""
     # The theme prints an advertisement for its successor otherwise.
-    _python(session, "mkdocs", "build", "--strict", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    # Not with --quiet: it hides warnings from --strict, too.
+    _python(session, "mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
