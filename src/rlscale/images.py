@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image as PillowImage
 
 _DATA = "data:"
 IMAGE_MARK = "<image>"
@@ -74,6 +78,26 @@ def decode_base64(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"base64 must be valid, got {text[:40]!r}; {error}") from error
+
+
+def decode_picture(content: bytes) -> PillowImage.Image:
+    """The decoded image, in RGB.
+
+    Raises:
+        ValueError: the bytes are no image that Pillow can decode.
+    """
+    # Imported here: runs without images do not need it.
+    from PIL import Image as PillowImage
+    from PIL import UnidentifiedImageError
+
+    try:
+        with PillowImage.open(io.BytesIO(content)) as opened:
+            # RGB here: transparency would otherwise become black or white depending on the format.
+            return opened.convert("RGB")
+    except UnidentifiedImageError as error:  # its text has the address of an object instead of the content
+        raise ValueError(f"an image must be a complete file that Pillow reads, got {content[:16]!r}...") from error
+    except (OSError, SyntaxError, PillowImage.DecompressionBombError) as error:
+        raise ValueError(f"an image must be a complete file that Pillow reads, got {error}") from error
 
 
 def to_data_url(content: bytes) -> str:

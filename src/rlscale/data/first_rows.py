@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlscale.config import DataConfig, OnBadRow, prompt_paths
 from rlscale.data.file_starts import first_rows
+from rlscale.data.first_images import FirstImages
 from rlscale.data.image_fields import check_markers, image_key
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
@@ -46,12 +47,14 @@ def check_first_rows(
     assert prompt_paths(config), "the caller has a file"
     key = image_key(config)
     for path in prompt_paths(config):
-        is_first = True
+        is_first, images = True, None if key is None else FirstImages(key)
         try:
             for row in first_rows(path, max_rows=CHECKED_ROWS, max_bytes=CHECKED_BYTES):
                 value = conversation_messages(row, config) if learns_conversations else prompt_value(row, config)
                 if key is not None and not isinstance(value, str):
                     check_markers(row, value, key)
+                if images is not None:
+                    images.check(row)
                 row_label(row, config)
                 metadata = row_metadata(row, config)
                 if check_metadata is not None:

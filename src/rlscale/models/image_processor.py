@@ -5,7 +5,6 @@ The same call makes the pixels for the trainer and for the embedded engine, and 
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -17,7 +16,7 @@ from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.architectures.vision import VisionLayout
 from rlscale.errors import ConfigError
-from rlscale.images import Grid, Image, digest_of, read_uri
+from rlscale.images import Grid, Image, decode_picture, digest_of, read_uri
 from rlscale.models.hf_models import checkpoint_problem
 from rlscale.types import Float32
 
@@ -89,15 +88,7 @@ class ImageProcessor:
             return found
 
     def _process(self, content: bytes) -> tuple[Float32, Grid]:
-        # Imported here: runs without images do not need it.
-        from PIL import Image as PillowImage
-
-        try:
-            with PillowImage.open(io.BytesIO(content)) as opened:
-                # RGB here: transparency would otherwise become black or white depending on the format.
-                picture = opened.convert("RGB")
-        except (OSError, SyntaxError, PillowImage.DecompressionBombError) as error:
-            raise ValueError(f"an image must be a complete file that Pillow reads, got {error}") from error
+        picture = decode_picture(content)
         made: Any = self._processor(images=[picture], return_tensors="np")  # type: ignore[operator]
         grid = tuple(int(each) for each in made["image_grid_thw"][0])
         assert len(grid) == 3, "a grid has frames, rows and columns"

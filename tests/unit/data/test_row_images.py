@@ -117,13 +117,13 @@ def test_a_conversation_has_images_in_later_turns(
 @pytest.mark.parametrize(
     ("row", "rule"),
     [
-        ({"input": "<image>?", "images": ["missing.png"]}, "have an image as image 1 under 'images'; .*No such file"),
+        ({"input": "<image>?", "images": ["missing.png"]}, "have an image as image 1 under 'images'; .*must be a file"),
         (
             {"input": "?", "images": [to_data_url(PICTURE)]},
             "have one <image> in its messages for each of its 1 images, got 0",
         ),
         ({"input": "<image>?"}, "each of its 0 images, got 1"),
-        ({"input": "<image>?", "images": "[broken"}, "have an image as image 1 under 'images'; .*No such file"),
+        ({"input": "<image>?", "images": "[broken"}, "have an image as image 1 under 'images'; .*must be a file"),
         ({"input": "<image>?", "images": ["http://x/y.png"]}, "must be on this machine"),
         (
             {"input": "<image><|image_pad|>", "images": [to_data_url(PICTURE)]},

@@ -79,7 +79,9 @@ class LoraConfig(ConfigGroup):
     """Share engines between the jobs of a sweep with `hydra/launcher=ray`: jobs with the same model and engine settings
     use one set of engines, each job with its own adapters. The first job that needs the engines starts them, the last
     one stops them. Only with `train.lora.sync=adapter`, `rollout.engine=embedded` and without `cluster.colocate`. A run
-    that is no job of a sweep starts its own engines.
+    that is no job of a sweep starts its own engines. With `rollout.deterministic=true` samples are those of the job
+    alone, to the last bit, and sharing saves less time; with false four small jobs generate 2.8 times as fast as one
+    after another, instead of 1.5 times.
     """
 
 

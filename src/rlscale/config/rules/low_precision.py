@@ -16,6 +16,9 @@ from rlscale.errors import Problem
 
 KEY = "rollout.weight_precision"
 
+_FAKE_QUANTIZATION = "OPEN_TRAINING_INT4_FAKE_QAT_FLAG"
+"""Variable by which slime's patched Megatron-core rounds the weights of experts to INT4 in the forward pass."""
+
 _REMOVE = "remove it"
 _OTHER_LAYOUTS = ("ep_size", "dp_size", "attn_dp_size", "enable_dp_attention", "moe_dense_tp_size", "moe_a2a_backend")
 """Arguments of SGLang with which the ranks of an engine do not divide the rows of every layer. A backend that sends
@@ -84,6 +87,17 @@ def true_on_policy_mode_excludes_low_precision(config: RunConfig) -> list[Proble
     if precision is None or not config.train.true_on_policy_mode:
         return []
     return [_problem(precision, "be null with train.true_on_policy_mode", _REMOVE)]
+
+
+@rule
+def weights_are_not_trained_in_int4(config: RunConfig) -> list[Problem]:
+    """Megatron-core ignores the variable with which slime trains experts in INT4."""
+    value = config.train.env_vars.get(_FAKE_QUANTIZATION, "0")
+    if value in ("0", ""):
+        return []
+    path, rule = f"train.env_vars.{_FAKE_QUANTIZATION}", "be unset: training with INT4 weights is not supported"
+    fix = "remove it; only a patch of Megatron-core in slime reads it, and rollout.weight_precision=int4 quantises the "
+    return [Problem(path=path, rule=rule, value=show(value), fix=f"{fix}weights of the engines alone")]
 
 
 def warn_low_precision(config: RunConfig) -> list[str]:

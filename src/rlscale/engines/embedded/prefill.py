@@ -19,7 +19,7 @@ class Prefiller:
     def __init__(self, decoder: Decoder, *, deterministic: bool) -> None:
         self._decoder, self._deterministic = decoder, deterministic
         self._stacks = None if deterministic else AdapterStacks()
-        self._state: object = None
+        self._features: dict[str, tuple[torch.Tensor, ...]] = {}  # of the images of the current jobs
 
     def run(self, jobs: Sequence[PrefillJob], *, state: object = None) -> None:
         """Sets `cache` and `logits` of every job, and `routes` if requested.
@@ -27,7 +27,10 @@ class Prefiller:
         Args:
             state: of the weights; features of images are kept until it changes.
         """
-        self._state = state
+        tower = self._decoder.tower
+        if tower is not None:
+            images = [image for job in jobs for image in job.images]
+            self._features = tower.features(images, state=state, is_fixed=self._deterministic)
         by_length: dict[int, list[PrefillJob]] = defaultdict(list)
         for job in jobs:
             by_length[padded_len(len(job.tokens))].append(job)
@@ -37,6 +40,7 @@ class Prefiller:
             for start in range(0, len(alike), max_rows):
                 part = alike[start : start + max_rows]
                 self._run_batch(part, padded, num_rows=max_rows if self._deterministic else len(part))
+        self._features = {}
 
     def _run_batch(self, jobs: Sequence[PrefillJob], padded: int, *, num_rows: int) -> None:
         if not self._deterministic:
@@ -51,7 +55,7 @@ class Prefiller:
         images, tower = {}, self._decoder.tower
         for row, job in enumerate(jobs):
             if job.images and tower is not None:
-                images[row] = tower.prepare(job.tokens, job.images, state=self._state)
+                images[row] = tower.prepare(job.tokens, job.images, self._features)
         rows = [job.adapter for job in jobs] + [jobs[0].adapter] * (num_rows - len(jobs))
         adapters = RowAdapters.from_rows(rows, device=device, repeat=padded, stacks=self._stacks)
         cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device), images=images, adapters=adapters)

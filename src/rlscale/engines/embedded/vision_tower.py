@@ -5,9 +5,11 @@ Shape legend: N tokens of an image, W hidden width, T tokens of a prompt, D head
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,14 @@ from torch import Tensor, nn
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.vision import VisionLayout, rotary_rows
-from rlscale.images import Image
+from rlscale.images import Grid, Image
 from rlscale.models.image_positions import image_positions, place_images
 from rlscale.models.image_processor import ImageProcessor, load_image_processor
 
 MAX_CACHED_IMAGES = 256
+
+BATCH_PATCHES = 256
+"""Patches that the tower computes at once: of small images several, as a call costs more than their arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,24 +98,23 @@ class VisionTower:
         positions = image_positions(self.layout, len(ids), place_images(self.layout, ids, grids), grids)
         return int(positions.max()) + 1 - len(ids)
 
-    def prepare(self, token_ids: Sequence[int], images: Sequence[Image], *, state: object) -> ImageInput:
+    def prepare(
+        self, token_ids: Sequence[int], images: Sequence[Image], features: Mapping[str, tuple[Tensor, ...]]
+    ) -> ImageInput:
         """The input of a prompt.
 
         Args:
             token_ids: of the prompt.
             images: its images.
-            state: of the weights: features of another state are computed again.
+            features: of `features`, by digest.
         """
-        if state != self._state:
-            self._cache.clear()
-            self._state = state
         ids, grids = np.asarray(token_ids), [image.grid for image in images]
         starts = place_images(self.layout, ids, grids)
         rows = [
             np.arange(start, start + self.layout.num_tokens(grid)) for start, grid in zip(starts, grids, strict=True)
         ]
         # Main features, then those of each layer with deepstack.
-        parts = [torch.cat(list(each)) for each in zip(*[self._features(image) for image in images], strict=True)]
+        parts = [torch.cat(list(each)) for each in zip(*[features[image.digest] for image in images], strict=True)]
         device = self.rotary_rows.device
         return ImageInput(
             rows=torch.from_numpy(np.concatenate(rows)).to(device),
@@ -119,14 +123,44 @@ class VisionTower:
             positions=torch.from_numpy(image_positions(self.layout, len(ids), starts, grids)).to(device),
         )
 
-    def _features(self, image: Image) -> tuple[Tensor, ...]:
-        found = self._cache.get(image.digest)
-        if found is None:
-            weight = next(iter(self.weights.values()))
-            pixels = torch.from_numpy(self.processor.pixels(image)).to(weight.device, weight.dtype)
-            output = self._module(pixels, grid_thw=torch.tensor([image.grid], device=weight.device), return_dict=True)
-            found = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
-            self._cache[image.digest] = found
+    def features(self, images: Iterable[Image], *, state: object, is_fixed: bool) -> dict[str, tuple[Tensor, ...]]:
+        """Features of images by digest: those for the first layer, then those of each layer with deepstack.
+
+        Args:
+            state: of the weights: features of another state are computed again.
+            is_fixed: images of a size are computed in batches of one number, filled or not. The last bits depend on
+                this number, and on nothing else in the batch.
+        """
+        if state != self._state:
+            self._cache.clear()
+            self._state = state
+        found: dict[str, tuple[Tensor, ...]] = {}
+        waiting: dict[Grid, dict[str, Image]] = defaultdict(dict)
+        for image in images:
+            if image.digest in self._cache:
+                found[image.digest] = self._cache[image.digest]
+            else:
+                waiting[image.grid][image.digest] = image
+        for grid, alike in waiting.items():
+            size = max(1, BATCH_PATCHES // math.prod(grid))
+            left = iter(alike.values())
+            while part := list(islice(left, size)):
+                found |= self._compute(part, num_images=size if is_fixed else len(part))
+        return found
+
+    def _compute(self, images: Sequence[Image], *, num_images: int) -> dict[str, tuple[Tensor, ...]]:
+        """Features of images of one size, computed with as many empty ones as `num_images` has more."""
+        weight, grid = next(iter(self.weights.values())), images[0].grid
+        pixels = [torch.from_numpy(self.processor.pixels(image)) for image in images]
+        pixels += [torch.zeros_like(pixels[0])] * (num_images - len(images))
+        grids = torch.tensor([grid] * num_images, device=weight.device)
+        output = self._module(torch.cat(pixels).to(weight.device, weight.dtype), grid_thw=grids, return_dict=True)
+        parts = (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+        # Copies: a slice would keep the features of the whole batch.
+        split = zip(*[part.split(self.layout.num_tokens(grid)) for part in parts], strict=True)
+        found = {image.digest: tuple(each.clone() for each in own) for image, own in zip(images, split, strict=False)}
+        for digest, own in found.items():
+            self._cache[digest] = own
             if len(self._cache) > MAX_CACHED_IMAGES:
                 self._cache.popitem(last=False)
         return found

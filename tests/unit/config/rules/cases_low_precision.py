@@ -10,6 +10,13 @@ EXTERNAL: Values = {"rollout.engine": "external", "rollout.external_engine_addrs
 
 CASES: list[tuple[str, Values, str, Values]] = [
     (
+        "weights_are_not_trained_in_int4",
+        {"train.env_vars": {"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "1"}},
+        "train.env_vars.OPEN_TRAINING_INT4_FAKE_QAT_FLAG must be unset: training with INT4 weights is not supported, "
+        "got 1; remove it",
+        {"train.env_vars": {"OPEN_TRAINING_INT4_FAKE_QAT_FLAG": "0"}},
+    ),
+    (
         "engine_reads_low_precision",
         {**ON_GPUS, **INT4},
         f"{KEY} must be fp8 or null with rollout.engine=sglang (not supported yet: int4 weights in SGLang), got int4; "

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
+from rlscale.data import first_images
 from rlscale.data.first_rows import CHECKED_BYTES
 from rlscale.driver.preflight.data_files import check_prompts, check_replay
 from rlscale.driver.preflight.eval_checks import check_eval_sets
 from rlscale.models.chat_template import read_chat_template
 from rlscale.models.resolve_model import resolve_model
 from rlscale.models.tiny_tokenizer import tiny_chat_template
+from tests.tiny_vision import draw
 from tests.unit.config.rules.valid_config import SFT, Values, config_with
 
 CHAT: Values = {"data.apply_chat_template": True}
+PICTURE = draw(16, 16)
 
 
 def write(file: Path, *rows: Any) -> str:
@@ -113,11 +116,46 @@ PARTS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text"
     ],
 )
 def test_the_first_rows_have_a_place_for_each_image(row: dict[str, Any], cause: str | None, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PICTURE)
     path = write(tmp_path / "a.jsonl", {**row, "label": 1})
     images: Values = {**CHAT, "model.build": "tiny_qwen2_5_vl", "data.multimodal_keys": {"image": "pictures"}}
     found = problems(path, images)
     rule = f"data.prompt_data must name a file whose rows can be used, got {path}; {path} row 1 must have one <image> "
     assert found == ([] if cause is None else [f"{rule}in its messages for {cause}"])
+
+
+@pytest.mark.parametrize(
+    ("image", "cause"),
+    [
+        ("none.png", "none.png must be a file; correct the path"),
+        ("cut.png", "an image must be a complete file that Pillow reads, got"),
+        ("text.png", "an image must be a complete file that Pillow reads, got"),
+        ("", "it must be a path, base64 or bytes, got str; correct data.multimodal_keys"),
+        (5, "it must be a path, base64 or bytes, got int; correct data.multimodal_keys"),
+        ("http://example.com/a.png", "it must be on this machine, got http://example.com/a.png; download it"),
+        ("data:image/png;base64,%", "base64 must be valid, got '%'"),
+        ({"url": None}, "it must be a path, base64 or bytes, got NoneType; correct data.multimodal_keys"),
+    ],
+)
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_the_images_of_the_first_rows_are_opened(
+    image: Any, cause: str, is_decoded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in (("a.png", PICTURE), ("cut.png", PICTURE[:50]), ("text.png", b"text")):
+        (tmp_path / name).write_bytes(content)
+    if not is_decoded:  # the first row reaches the limit
+        monkeypatch.setattr(first_images, "MAX_PIXELS", 1)
+    rows = [{"input": "<image>how many?", "pictures": [each], "label": 1} for each in ("a.png", image)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    values: Values = {**CHAT, "model.build": "tiny_qwen2_5_vl", "data.multimodal_keys": {"image": "pictures"}}
+    found = problems(path, values)
+    if not is_decoded and ("complete" in cause or "base64 must" in cause):
+        assert found == []  # later images are not decoded
+        return
+    rule = f"data.prompt_data must name a file whose rows can be used, got {path}; {path} row 2 must have an image as "
+    assert len(found) == 1 and found[0].startswith(f"{rule}image 1 under 'pictures'; ")
+    assert cause in found[0]
+    assert problems(path, {**values, "data.on_bad_row": "skip"}) == []
 
 
 def write_bytes(file: Path, content: bytes) -> str:

@@ -160,6 +160,27 @@ def test_features_are_computed_again_after_an_update(open_scheduler: OpenSchedul
     np.testing.assert_allclose(after.logprobs, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("build", VISION_BUILDS)
+def test_fixed_batches_of_images_have_the_bits_of_each_alone(
+    build: ModelBuild, open_scheduler: OpenScheduler, tmp_path: Path
+) -> None:
+    folder = write_tiny_vision(build, tmp_path)
+    processor, tower = load_image_processor(folder), open_scheduler(path=Path(folder))._decoder.tower
+    assert tower is not None
+    images = [open_image(processor, width, 16, seed=seed) for seed, width in enumerate([16] * 20 + [32] * 3)]
+    together = tower.features(images, state=0, is_fixed=True)
+    assert len(together) == 23
+    for place in (0, 15, 16, 19, 22):
+        image = images[place]
+        alone = tower.features([image], state=place + 1, is_fixed=True)[image.digest]
+        assert [torch.equal(*each) for each in zip(together[image.digest], alone, strict=True)].count(False) == 0
+    free = tower.features(images, state=-1, is_fixed=False)
+    for digest, parts in together.items():
+        assert [part.shape for part in parts] == [part.shape for part in free[digest]]
+        assert all(torch.allclose(*each, rtol=0, atol=1e-5) for each in zip(parts, free[digest], strict=True))
+
+
 @pytest.fixture
 def service(open_scheduler: OpenScheduler, tmp_path: Path) -> EmbeddedService:
     folder = write_tiny_vision(ModelBuild.tiny_qwen3_vl, tmp_path)
