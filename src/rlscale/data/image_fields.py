@@ -64,7 +64,8 @@ def image_file(row: Row, value: Any) -> Path | None:
     if isinstance(value, bytes):
         return None
     if not isinstance(value, str) or not value:
-        raise ValueError(f"it must be a path, base64 or bytes, got {json_type(value)}; correct data.multimodal_keys")
+        got = "an empty string" if value == "" else json_type(value)
+        raise ValueError(f"it must be a path, base64 or bytes, got {got}; correct data.multimodal_keys")
     if value.startswith(("http://", "https://")):
         raise ValueError(f"it must be on this machine, got {value[:60]}; download it and give its path")
     if value.startswith("data:"):

@@ -130,11 +130,11 @@ def test_the_first_rows_have_a_place_for_each_image(row: dict[str, Any], cause: 
         ("none.png", "none.png must be a file; correct the path"),
         ("cut.png", "an image must be a complete file that Pillow reads, got"),
         ("text.png", "an image must be a complete file that Pillow reads, got"),
-        ("", "it must be a path, base64 or bytes, got str; correct data.multimodal_keys"),
-        (5, "it must be a path, base64 or bytes, got int; correct data.multimodal_keys"),
+        ("", "it must be a path, base64 or bytes, got an empty string; correct data.multimodal_keys"),
+        (5, "it must be a path, base64 or bytes, got integer; correct data.multimodal_keys"),
         ("http://example.com/a.png", "it must be on this machine, got http://example.com/a.png; download it"),
         ("data:image/png;base64,%", "base64 must be valid, got '%'"),
-        ({"url": None}, "it must be a path, base64 or bytes, got NoneType; correct data.multimodal_keys"),
+        ({"url": None}, "it must be a path, base64 or bytes, got null; correct data.multimodal_keys"),
     ],
 )
 @pytest.mark.parametrize("is_decoded", [True, False])
