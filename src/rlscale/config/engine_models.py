@@ -26,7 +26,7 @@ import yaml
 from rlscale.config.passthrough.check import check_passthrough
 from rlscale.config.problems import nearest, show
 from rlscale.config.server_groups import SIZE, ServerRole
-from rlscale.config.yaml_aliases import load_yaml
+from rlscale.config.yaml_aliases import load_yaml, read_yaml_text
 from rlscale.errors import ConfigError, Problem
 
 KEY = "sglang.config"
@@ -128,7 +128,7 @@ def read_engine_file(path: str) -> list[EngineModel]:
         ConfigError: the file cannot be used; lists all its problems.
     """
     try:
-        content: Any = load_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+        content: Any = load_yaml(read_yaml_text(Path(os.path.expanduser(path))))
         json.dumps(content, default=str)  # a value that contains itself cannot be shown
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -1,10 +1,12 @@
-"""Loads YAML, and limits the values that its aliases repeat: a few lines can stand for more than memory holds.
+"""Reads and loads YAML, and limits the values that its aliases repeat: few lines can stand for more than memory holds.
 
 Aliases share one object while a file is loaded, but Hydra, OmegaConf and JSON copy it for each of them.
 """
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,6 +19,20 @@ _LONG = 100  # characters of a text that count as one more value
 
 class AliasError(yaml.YAMLError):
     """The aliases of a file repeat too many values."""
+
+
+def read_yaml_text(file: Path) -> str:
+    """The text of a file in UTF-8.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read, or is no regular file: reading a fifo may never end.
+    """
+    mode = file.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError("it is a folder; name a file in it")
+    if not stat.S_ISREG(mode):
+        raise OSError("it is no regular file; copy its content to one")
+    return file.read_text(encoding="utf-8")
 
 
 def load_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:

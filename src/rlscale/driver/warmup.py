@@ -50,6 +50,9 @@ def warmup_config(config: RunConfig) -> RunConfig | None:
     config_dir = None if config.run.config_dir is None else Path(config.run.config_dir)
     _check_name(config.model.warmup_experiment, config_dir)
     values = to_dict(config)
+    if not config.cluster.rollout_num_gpus and config.rollout.engine != EngineKind.external:
+        # A run that generates nothing has no engines; its warm-up is evaluated by those of its experiment.
+        del values["cluster"]["rollout_num_gpus"]
     overrides = [f"+experiment={config.model.warmup_experiment}"]
     for group in (*_INHERITED_GROUPS, *_ENGINE_GROUPS.get(config.rollout.engine, ())):
         overrides += [_override(group, key, value) for key, value in values[group].items()]

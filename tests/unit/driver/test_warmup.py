@@ -87,3 +87,17 @@ def test_the_folder_is_the_only_difference_to_the_config_of_the_overrides() -> N
     assert warmup is not None
     loaded = load_config(warmup.run.overrides)
     assert to_yaml(loaded) == to_yaml(warmup)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ('debug.load_rollout_data="details/{rollout_id}.jsonl"', "data.num_rollout=2"),
+        ("algo=sft", "batch.n_samples_per_prompt=1", "eval.interval=null", "eval.stop_reward=null"),
+    ],
+)
+def test_a_run_without_engines_starts_from_the_weights_of_one_with_engines(overrides: tuple[str, ...]) -> None:
+    config = load_config(["+experiment=quickstart", *overrides])
+    with_engines, warmup = warmup_config(load_config(["+experiment=quickstart"])), warmup_config(config)
+    assert config.cluster.rollout_num_gpus == 0 and warmup is not None and with_engines is not None
+    assert warmup.run.dir == with_engines.run.dir

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlscale.config.hydra.internals import YamlLoader
 from rlscale.config.problems import show
-from rlscale.config.yaml_aliases import load_yaml
+from rlscale.config.yaml_aliases import load_yaml, read_yaml_text
 from rlscale.errors import Problem
 
 PARAMETER = "custom"
@@ -42,7 +42,7 @@ def merge_custom_file(values: dict[str, Any], overrides: Sequence[str]) -> list[
         return []  # reported with the other interpolations
     try:
         # Numbers and dates as in the files of options: 1e-5 is a number, 2026-11-26 a text.
-        content: Any = load_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8"), YamlLoader)
+        content: Any = load_yaml(read_yaml_text(Path(os.path.expanduser(path))), YamlLoader)
         json.dumps(content)  # neither bytes nor a value that contains itself
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         text = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -27,7 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.problems import describe_rule, nearest, show
-from rlscale.config.yaml_aliases import check_aliases
+from rlscale.config.yaml_aliases import check_aliases, read_yaml_text
 from rlscale.errors import ConfigError, Problem
 
 _BODY_KEYS = ("defaults", "datasets")
@@ -155,7 +155,7 @@ def _read_body(path: str) -> Mapping[str, Any]:
     try:
         # Like slime: OmegaConf resolves `${...}`, and rejects a key that is given twice.
         file = Path(os.path.expanduser(path))
-        check_aliases(file.read_text(encoding="utf-8"))
+        check_aliases(read_yaml_text(file))
         loaded = OmegaConf.load(file)
         content: Any = OmegaConf.to_container(loaded, resolve=True)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:

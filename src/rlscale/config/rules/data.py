@@ -15,7 +15,7 @@ from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_e
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
-from rlscale.errors import Problem
+from rlscale.errors import Problem, count_noun
 
 MEDIA = ("image",)
 _LATER = ("video", "audio")
@@ -152,7 +152,8 @@ def weights_are_of_files(config: RunConfig) -> list[Problem]:
         return []
     rule, fix = "be null without data.prompt_files", "remove it, or set data.prompt_files=[<file>,<file>]"
     if files is not None:
-        rule, fix = f"have {len(files)} numbers above 0, one for each entry of data.prompt_files", "correct the numbers"
+        rule = f"have {count_noun(len(files), 'number')} above 0, one for each entry of data.prompt_files"
+        fix = "correct the numbers"
     return [Problem(path="data.prompt_weights", rule=rule, value=show(weights), fix=fix)]
 
 

@@ -40,12 +40,15 @@ def check_unfinished_run(config: RunConfig) -> list[Problem]:
 
 def check_output_folders(config: RunConfig) -> list[Problem]:
     """Problems of further folders that cannot be written."""
-    debug, checkpoint = config.debug, config.checkpoint
+    debug, checkpoint, wandb = config.debug, config.checkpoint, config.logging.wandb
     folders = {
         "checkpoint.save": checkpoint.save,
         "critic.save": config.critic.save,
         "debug.dump_details": debug.dump_details,
         "debug.profile_dir": debug.profile_dir if debug.profile_rollouts is not None else None,
+        # The default, the working folder, is written only if memory runs out: it may be read-only.
+        "debug.memory_snapshot_dir": debug.memory_snapshot_dir if debug.memory_snapshot_dir != "." else None,
+        "logging.wandb.dir": wandb.dir if wandb.enabled else None,
         "logging.tensorboard.dir": config.logging.tensorboard.dir if config.logging.tensorboard.enabled else None,
     }
     # Templates of files: their folder up to the first part that a rollout determines.

@@ -1,10 +1,12 @@
 """Data sets of an evaluation: from pairs, or from a file with its own sampling."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rlscale.config import DataConfig, EvalConfig, RewardConfig, RewardType, load_config
+from rlscale.config.engine_models import read_engine_file
 from rlscale.config.load import load_config_with_notes
 from rlscale.config.resolve.eval_sets import eval_sets
 from rlscale.errors import ConfigError
@@ -41,6 +43,18 @@ def test_pairs_and_one_path_alone() -> None:
     assert [(each.name, each.path) for each in both] == [("a", "a.jsonl"), ("b", "b.jsonl")]
     assert [(each.name, each.path) for each in eval_sets(EvalConfig(prompt_data=["a.jsonl"]))] == [("eval", "a.jsonl")]
     assert eval_sets(EvalConfig()) == []
+
+
+def test_a_file_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for path, cause in ((tmp_path / "pipe.yaml", "it is no regular file"), (tmp_path, "it is a folder")):
+        for read in (lambda name: eval_sets(EvalConfig(config=name)), read_engine_file):
+            with pytest.raises(ConfigError, match=f"must name a readable YAML file, got {path}; {cause}"):
+                read(str(path))
+        with pytest.raises(
+            ConfigError, match=f"custom_config_path must name a readable YAML file, got {path}; {cause}"
+        ):
+            load_config([f"custom_config_path={path}"])
 
 
 def test_a_file_is_resolved_with_the_rollouts_own_sampling(tmp_path: Path) -> None:

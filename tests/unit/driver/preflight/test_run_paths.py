@@ -79,6 +79,8 @@ def test_a_run_of_another_config_is_not_continued(tmp_path: Path) -> None:
         ("checkpoint.save_hf", {"checkpoint.save_hf": "{file}/{{rollout_id}}/hf"}),
         ("debug.save_rollout_data", {"debug.save_rollout_data": "{file}/{{rollout_id}}.jsonl"}),
         ("debug.profile_dir", {"debug.profile_dir": "{file}", "debug.profile_rollouts": [1]}),
+        ("debug.memory_snapshot_dir", {"debug.memory_snapshot_dir": "{file}"}),
+        ("logging.wandb.dir", {"logging.wandb.dir": "{file}", "logging.wandb.enabled": True}),
         ("model.cache_dir", {"model.cache_dir": "{file}"}),
     ],
 )
