@@ -134,7 +134,7 @@ def load_composed(
     return LoadedConfig(
         config=config,
         derived=tuple(derived),
-        warnings=(*line.warnings, *find_warnings(given, _changed_keys(checked, composed) | checked.passthrough)),
+        warnings=(*line.warnings, *find_warnings(given, _changed_keys(checked, composed, line) | checked.passthrough)),
         overrides=tuple(overrides),
         composed=composed,
     )
@@ -193,13 +193,14 @@ def with_origin(problem: Problem, composed: Composed) -> Problem:
     return replace(problem, origin="; ".join([own, *further]))
 
 
-def _changed_keys(checked: CheckedFields, composed: Composed) -> set[str]:
-    """Keys that were set to another value than their default."""
+def _changed_keys(checked: CheckedFields, composed: Composed, line: CommandLine) -> set[str]:
+    """Keys that were set to another value than their default, and switches that the command line turned on."""
     changed = set()
     # A reward of the user replaces that of the experiment, which is the purpose and no news.
     replaced = set() if composed.is_given("reward.type") else {"reward.type"}
     for path in checked.keys:
         value = attrgetter(path)(checked.config)
-        if value != keys()[path].default:
+        # Who types a switch that is on by default relies on it, and is told if it has no effect.
+        if value != keys()[path].default or (value is True and path in line.keys):
             changed.add(path)
     return changed - replaced

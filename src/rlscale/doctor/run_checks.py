@@ -126,7 +126,7 @@ def _judge(check: Check, status: int | None, path: Path, *, in_time: bool) -> Ch
         return replace(result, verdict=CheckVerdict.warning, summary=summary, next_step=check.advice)
     if not in_time:
         summary = f"did not finish within {check.deadline_s:.0f} s; the last lines show where it was"
-        advice = f"on a slow or busy machine try --deadline-scale 3; else {check.advice}"
+        advice = f"on a slow or busy machine give a larger --deadline-scale; else {check.advice}"
         return CheckResult(verdict=CheckVerdict.timed_out, summary=summary, next_step=advice)
     summary = fault or f"ended with {_describe_status(status)} and without a result"
     return CheckResult(verdict=CheckVerdict.failed, summary=summary, next_step=check.advice)

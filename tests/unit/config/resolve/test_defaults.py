@@ -252,6 +252,14 @@ def test_a_new_secret_is_the_same_run() -> None:
     assert config_hash(other) != config_hash(old)
 
 
+@pytest.mark.parametrize("given", ["train=megatron", "fsdp.attn_implementation=eager"])
+def test_a_switch_that_is_typed_and_has_no_effect_is_reported(given: str) -> None:
+    """Also one that is on by default."""
+    assert not load_config_with_notes([given]).warnings
+    (warning,) = load_config_with_notes([given, "train.share_prompts=true"]).warnings
+    assert warning.startswith("train.share_prompts is ignored: ")
+
+
 def test_the_notes_are_returned() -> None:
     loaded = load_config_with_notes(["algo.kl_loss_coef=0.1"])
     assert {each.key for each in loaded.derived} >= {"algo.eps_clip_high", "run.name", "run.dir"}
