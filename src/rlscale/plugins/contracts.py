@@ -147,6 +147,9 @@ def check_sample_filter(mask: Callable[..., Any], groups: Sequence[Group] | None
     changed = list(groups or example_groups())
     before = copy.deepcopy(changed)
     mask(changed)
+    numbers = [len(_samples(each)) for each in (before, changed)]
+    if numbers[0] != numbers[1]:
+        raise ContractError("keep all samples, and set the loss masks of some to 0", f"{numbers[1]} of {numbers[0]}")
     for old, new in zip(_samples(before), _samples(changed), strict=True):
         same = list(old.tokens) == list(new.tokens) and old.reward == new.reward
         if not same or len(old.loss_mask) != len(new.loss_mask):

@@ -135,6 +135,11 @@ def test_rollout_and_eval_functions_are_checked() -> None:
         (contracts.check_buffer_filter, lambda buffer, number: example_groups(9)[8:], r"got groups \[8\]"),
         (contracts.check_sample_filter, shorten, "must change loss masks only"),
         (contracts.check_sample_filter, regrade, "must change loss masks only"),
+        (
+            contracts.check_sample_filter,
+            list.clear,
+            "must keep all samples, and set the loss masks of some to 0, got 0 of",
+        ),
         (contracts.check_reward_post_process, lambda groups: [0.5], "must return a list of 8 numbers"),
         (contracts.check_rollout_log, lambda *given: 1, "must return true, false or nothing, got 1"),
         (contracts.check_rollout_log, log_text, "must set finite numbers as metrics, got 'high' for mine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from operator import attrgetter
+from typing import Any
 
 from rlscale.config.groups.rollout import EngineKind, UpdateMode
 from rlscale.config.groups.sampling import GenerateIsolation
@@ -78,7 +79,7 @@ def some_difficulty_is_drawn(config: RunConfig) -> list[Problem]:
 @rule
 def accuracy_band_has_limits(config: RunConfig) -> list[Problem]:
     """The filter reads them when the first group is finished."""
-    band = config.custom.get("accuracy_band")
+    band: Any = config.custom.get("accuracy_band")
     is_pair = isinstance(band, list | tuple) and len(band) == 2
     is_band = is_pair and all(type(each) in (int, float) for each in band) and band[0] <= band[1]
     if config.sampling.dynamic_filter_path != ACCURACY_BAND or is_band:
