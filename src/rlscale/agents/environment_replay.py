@@ -33,8 +33,8 @@ class ReplayedEnvironment:
         """Reads the log.
 
         Args:
-            trajectory: its episode, whatever the task; those of training before those of evaluations, which have
-                numbers of their own. None: that of the task.
+            trajectory: its episode, whatever the task; evaluations count theirs from 0, too, and come after those of
+                training. None: the episode of the task.
         """
         path = custom.get("environment_log")
         if not isinstance(path, str):

@@ -150,7 +150,7 @@ class ChatSession:
         """Text of an answer as it grows, each part with the answer so far.
 
         Args:
-            parse: finds the calls of tools, which are events of their own. None: the answer has none.
+            parse: finds the calls of tools, which are other events. None: the answer has none.
         """
         free = self._model.max_context_len - len(token_ids)
         params = self._model.params
