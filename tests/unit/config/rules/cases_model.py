@@ -166,6 +166,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, **ABSENT, "model.model_type": "qwen2", "model.megatron_to_hf_mode": "bridge"},
     ),
     (
+        "adapters_of_images_are_merged",
+        {**IMAGES, "train.lora.rank": 4, "train.lora.sync": "adapter"},
+        "train.lora.sync must be merged with data.multimodal_keys (not supported yet), got adapter; set "
+        "train.lora.sync=merged",
+        {**IMAGES, "train.lora.rank": 4},
+    ),
+    (
         "prompts_have_a_source",
         {"data.rollout_global_dataset": False},
         "data.data_source_path must be set with data.rollout_global_dataset=false, got null; set data.data_source_path",
