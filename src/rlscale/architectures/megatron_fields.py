@@ -123,7 +123,7 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
     if keys.rope_type == "yarn" or not keys.uses_hf_config:
         problems += check_rope_type(config_json, keys.rope_type)
     problems += _check_positions(config_json, keys)
-    problems += _check_bridge(family, fields, keys)
+    problems += check_bridge(family, keys, is_mixed=isinstance(fields.get("moe_layer_freq"), list))
     problems += _check_mtp(config_json, keys)
     problems += _check_unset_fields(fields, keys)
     return problems
@@ -174,11 +174,10 @@ def read_rope_type(config_json: Mapping[str, Any]) -> str:
     return "yarn" if _rope_parameters(config_json)["rope_type"] == "yarn" else "rope"
 
 
-def _check_bridge(family: str, fields: Mapping[str, Any], keys: MegatronKeys) -> list[Problem]:
+def check_bridge(family: str, keys: MegatronKeys, *, is_mixed: bool = False) -> list[Problem]:
     """Reports models that mbridge does not convert: some families, and models with both dense and expert layers."""
     if not keys.uses_bridge:
         return []
-    is_mixed = isinstance(fields.get("moe_layer_freq"), list)
     if find_family(family).bridge and not is_mixed:
         return []
     model = "a model with both dense and expert layers" if is_mixed else f"a {family} model"

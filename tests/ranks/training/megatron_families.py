@@ -107,9 +107,16 @@ NEWER: dict[str, PreTrainedConfig] = {
     "glm4_moe": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=True),
     "glm4_moe_air": Glm4MoeConfig(**SHARED, **SIGMOID, attention_bias=True, use_qk_norm=False),
     "glm4_moe_lite": Glm4MoeLiteConfig(**{**SHARED, **{n: v for n, v in LATENT.items() if n in _LITE}, **SIGMOID}),
+    "moonlight": DeepseekV3Config(
+        **{**SHARED, **LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, rms_norm_eps=1e-5
+    ),
+    "mimo": Qwen2Config(**SHARED),
     "minimax_m2": MiniMaxM2Config(**SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE),
 }
 """Families that `test_megatron_families.py` compares."""
+
+_RENAMED = ("kimi_k2", "mimo")
+"""Families with the layers of another one in transformers, and their own `model_type`."""
 
 
 def write_families(
@@ -129,6 +136,7 @@ def write_families(
                     # Published checkpoints store it in float32, whatever the dtype of the weights.
                     buffer.data = torch.randn(buffer.shape, generator=generator) * 0.1
         model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")
-        if name == "kimi_k2":
-            file = root / name / "config.json"
-            file.write_text(file.read_text().replace('"model_type": "deepseek_v3"', '"model_type": "kimi_k2"'))
+        if name in _RENAMED:
+            file, known = root / name / "config.json", f'"model_type": "{config.model_type}"'
+            assert known in file.read_text(), "a family of its own is no other one with a new name"
+            file.write_text(file.read_text().replace(known, f'"model_type": "{name}"'))

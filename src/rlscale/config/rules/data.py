@@ -9,7 +9,7 @@ from rlscale.architectures.family import find_family, load_families
 from rlscale.config.groups.model import ModelBuild
 from rlscale.config.groups.reward import RewardType
 from rlscale.config.groups.rollout import EngineKind
-from rlscale.config.groups.train import QkvFormat
+from rlscale.config.groups.train import LoraSync, QkvFormat
 from rlscale.config.problems import nearest, show
 from rlscale.config.rules.conditions import is_sft, learns_conversations, uses_engines
 from rlscale.config.rules.model import architecture_field
@@ -105,11 +105,20 @@ _WITH_IMAGES: dict[str, Any] = {
     "data.teacher_by_source": {},
     "fsdp.context_parallel_size": 1,
     "model.teacher_url": None,
-    "train.lora.rank": 0,
     "train.qkv_format": QkvFormat.thd,
     "train.true_on_policy_mode": False,
 }
 """Keys that do not work with images yet, with the values that do."""
+
+
+@rule
+def adapters_of_images_are_merged(config: RunConfig) -> list[Problem]:
+    """The vision tower has adapters, too, and engines apply adapters to the decoder alone."""
+    lora = config.train.lora
+    if config.data.multimodal_keys is None or not lora.rank or lora.sync == LoraSync.merged:
+        return []
+    rule, fix = "be merged with data.multimodal_keys (not supported yet)", "set train.lora.sync=merged"
+    return [Problem(path="train.lora.sync", rule=rule, value=show(lora.sync), fix=fix)]
 
 
 @rule

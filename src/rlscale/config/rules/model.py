@@ -14,7 +14,7 @@ from rlscale.architectures.hf_config import (
     read_config_json,
     tiny_config_json,
 )
-from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_rope_type
+from rlscale.architectures.megatron_fields import MegatronKeys, check_architecture, check_bridge, check_rope_type
 from rlscale.config.groups.algo import uses_reference, uses_teacher
 from rlscale.config.groups.megatron import MegatronConfig, RopeType
 from rlscale.config.groups.model import MegatronToHf, ModelConfig
@@ -187,7 +187,8 @@ def megatron_supports_the_architecture(config: RunConfig) -> list[Problem]:
         return check_architecture(tiny_config_json(model.build, keys.fields), replace(keys, uses_hf_config=True))
     config_json = read_config_json(model.hf_checkpoint)
     if not config_json:
-        return []  # checked again by the trainer, which has the checkpoint
+        # The rest is checked by the trainer, which has the checkpoint.
+        return [] if model.model_type is None else check_bridge(model.model_type, keys)
     return check_architecture(config_json, keys)
 
 

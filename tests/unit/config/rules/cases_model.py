@@ -8,6 +8,7 @@ IMAGES: Values = {
     "data.apply_chat_template": True,
     "model.build": "tiny_qwen3_vl",
 }
+ABSENT: Values = {"model.build": None, "model.hf_checkpoint": "org/a-model-of-the-hub"}
 FROM_HF: Values = {"model.use_hf_config_for_megatron": True}
 
 BAND = "rlscale.rollout.group_filters:accuracy_band"
@@ -158,6 +159,20 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 3},
         "model.num_layers must be 2, as in config.json, got 3; remove it",
         {**MEGATRON, **QWEN3, **FROM_HF, "model.num_layers": 2},
+    ),
+    (
+        "megatron_supports_the_architecture",
+        {**MEGATRON, **ABSENT, "model.model_type": "mimo", "model.megatron_to_hf_mode": "bridge"},
+        "model.megatron_to_hf_mode must be raw for a mimo model; mbridge converts llama, qwen2, qwen3, qwen3_moe, got "
+        "bridge; remove it",
+        {**MEGATRON, **ABSENT, "model.model_type": "qwen2", "model.megatron_to_hf_mode": "bridge"},
+    ),
+    (
+        "adapters_of_images_are_merged",
+        {**IMAGES, "train.lora.rank": 4, "train.lora.sync": "adapter"},
+        "train.lora.sync must be merged with data.multimodal_keys (not supported yet), got adapter; set "
+        "train.lora.sync=merged",
+        {**IMAGES, "train.lora.rank": 4},
     ),
     (
         "prompts_have_a_source",

@@ -1,0 +1,25 @@
+"""The reasons for which docs/how-to/megatron.md says that Megatron-core cannot train a family."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "megatron.md"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("ssm/gated_delta_net.py", "GDN does not support packed sequence for now"),
+        ("transformer/dot_product_attention.py", "Packed sequence is not supported by DotProductAttention."),
+        ("transformer/experimental_attention_variant/dsa.py", "Packed sequence is not supported for DSAttention"),
+        ("transformer/experimental_attention_variant/dsa.py", "fast_hadamard_transform"),
+    ],
+)
+def test_megatron_core_says_what_the_page_quotes(file: str, text: str) -> None:
+    spec = find_spec("megatron.core")
+    assert spec is not None and spec.submodule_search_locations
+    # A version that no longer says so may train the family.
+    assert text in (Path(spec.submodule_search_locations[0]) / file).read_text()
+    assert text in " ".join(PAGE.read_text().split())
