@@ -1,6 +1,7 @@
 """Data sets of an evaluation: from pairs, or from a file with its own sampling."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,9 @@ def test_pairs_and_one_path_alone() -> None:
 
 def test_a_file_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
+    readers: tuple[Callable[[str], object], ...] = (lambda name: eval_sets(EvalConfig(config=name)), read_engine_file)
     for path, cause in ((tmp_path / "pipe.yaml", "it is no regular file"), (tmp_path, "it is a folder")):
-        for read in (lambda name: eval_sets(EvalConfig(config=name)), read_engine_file):
+        for read in readers:
             with pytest.raises(ConfigError, match=f"must name a readable YAML file, got {path}; {cause}"):
                 read(str(path))
         with pytest.raises(
