@@ -200,7 +200,7 @@ def _changed_keys(checked: CheckedFields, composed: Composed, line: CommandLine)
     replaced = set() if composed.is_given("reward.type") else {"reward.type"}
     for path in checked.keys:
         value = attrgetter(path)(checked.config)
-        # Who types a switch that is on by default relies on it, and is told if it has no effect.
+        # Who types a switch that is on by default relies on it: report that it has no effect.
         if value != keys()[path].default or (value is True and path in line.keys):
             changed.add(path)
     return changed - replaced

@@ -36,6 +36,7 @@ OUTPUT_LINES = 20
 MAX_LINE = 300
 MAX_RESULT_BYTES = 1 << 20
 KILL_WAIT_S = 5.0
+_FIRST, _LAST = "(most recent call first):", "(most recent call last):"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 HIDE_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 """On a CPU libraries that ask for any GPU, such as Megatron-core, must find none."""
@@ -177,7 +178,21 @@ class _OutputTail:
         self._thread.join(KILL_WAIT_S)
         text = bytes(self._kept).decode(errors="replace")
         lines = ["".join(c if c.isprintable() or c == " " else " " for c in line) for line in text.splitlines()]
-        return tuple(line.rstrip()[:MAX_LINE] for line in lines if line.strip())[-OUTPUT_LINES:]
+        kept = [line.rstrip()[:MAX_LINE] for line in lines if line.strip()]
+        return tuple(order_stacks(kept)[-OUTPUT_LINES:])
+
+
+def order_stacks(lines: Sequence[str]) -> list[str]:
+    """The lines with the stacks of faulthandler in the order of a traceback: the last line shows where a thread was."""
+    ordered, stack, is_stack = list[str](), list[str](), False
+    for line in lines:
+        if is_stack and line.startswith("  "):
+            stack.append(line)
+            continue
+        ordered += reversed(stack)
+        stack, is_stack = [], line.endswith(_FIRST)
+        ordered.append(line.removesuffix(_FIRST) + _LAST if is_stack else line)
+    return [*ordered, *reversed(stack)]
 
 
 def _kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
