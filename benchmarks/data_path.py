@@ -2,7 +2,10 @@
 
 The driver's part is what the training loop calls: `build_batch`, `check_staleness`, `plan_steps` and
 `RankGroup.shared`, which stores the batch in Ray's object store. The ranks are Ray actors. Each reads the batch and
-packs its micro-batches as the FSDP backend does on a CPU, without shared prompts. Compared, interleaved, with
+packs its micro-batches as the FSDP backend does on a CPU, without shared prompts. A token is copied three times: into
+the columns (`build_batch`), into the object store (`store`), and as an index of 64 bits into a micro-batch (`pack`);
+reading the store copies nothing. `samples`, which copies the turns of a trajectory, is a separate stage: the collector
+calls it for each group that finishes, while others are generated. Compared, interleaved, with
 
     copy, columns        one memcpy, by one thread, of the token columns of the batch: 13 bytes a token
     copy, with tensors   the same of the columns and the tensors of one rank: all ranks pack at the same time
@@ -147,15 +150,15 @@ def tensor_bytes(micro: Any) -> int:
     return sum(each.nbytes for each in (*columns, layout.mask_T, layout.sample_ids_T))
 
 
-def make_groups(num_samples: int, num_tokens: int) -> list[Group]:
-    """Finished groups, as the collector hands them over: a sixteenth of each sample is its prompt."""
+def make_trajectories(num_samples: int, num_tokens: int) -> list[list[Trajectory]]:
+    """Finished trajectories by group: a sixteenth of each sample is its prompt."""
     random = np.random.default_rng(0)
     prompt_len = max(1, num_tokens // 16)
     number = num_tokens - prompt_len
     groups = []
     for index in range(num_samples // GROUP_SIZE):
         prompt = Prompt(index=index, text="", token_ids=tuple(random.integers(VOCAB_SIZE, size=prompt_len).tolist()))
-        samples = []
+        trajectories = []
         for i in range(index * GROUP_SIZE, (index + 1) * GROUP_SIZE):
             trajectory = Trajectory(id=i, group_index=index, prompt=prompt, seed=i, reward=float(i % 2))
             trajectory.extend(
@@ -165,20 +168,26 @@ def make_groups(num_samples: int, num_tokens: int) -> list[Group]:
                 sampled=True,
             )
             trajectory.status = SampleStatus.completed
-            samples += trajectory.samples()
-        groups.append(Group(index=index, prompt=prompt, samples=samples))
+            trajectories.append(trajectory)
+        groups.append(trajectories)
     return groups
+
+
+def make_group(trajectories: Sequence[Trajectory]) -> Group:
+    """A finished group, as the collector hands it over."""
+    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    return Group(index=trajectories[0].group_index, prompt=trajectories[0].prompt, samples=samples)
 
 
 class DataPath:
     """The driver's side of the path."""
 
-    def __init__(self, groups: list[Group], ranks: RankGroup, options: argparse.Namespace) -> None:
-        self._groups, self._ranks, self._num_ranks = groups, ranks, options.ranks
+    def __init__(self, trajectories: list[list[Trajectory]], ranks: RankGroup, options: argparse.Namespace) -> None:
+        self._trajectories, self._ranks, self._num_ranks = trajectories, ranks, options.ranks
         self._config = BatchConfig(
-            rollout_batch_size=len(groups),
+            rollout_batch_size=len(trajectories),
             n_samples_per_prompt=GROUP_SIZE,
-            global_batch_size=len(groups) * GROUP_SIZE,
+            global_batch_size=len(trajectories) * GROUP_SIZE,
             use_dynamic_batch_size=True,
             max_tokens_per_gpu=MICROBATCH_SAMPLES * options.tokens,
         )
@@ -188,10 +197,12 @@ class DataPath:
     async def run(self) -> Round:
         """Durations of the stages, of the path up to the columns on the ranks, and of the whole path."""
         await gather(ref for _, ref in self._ranks.calls("wait"))
+        start = now()
+        groups = [make_group(each) for each in self._trajectories]
         moments = [now()]
-        batch = build_batch(self._groups, 0, buffers=self._buffers)
+        batch = build_batch(groups, 0, buffers=self._buffers)
         moments.append(now())
-        check_staleness(batch, self._groups, max_staleness=0)
+        check_staleness(batch, groups, max_staleness=0)
         moments.append(now())
         steps = plan_steps(batch, self._config, num_ranks=self._num_ranks)
         moments.append(now())
@@ -207,7 +218,13 @@ class DataPath:
         whole = ends(results, "done", since=stored)
         stages |= {"read": read, "pack": between(read, whole)}
         driver = between(moments[0], stored)
-        return {**stages, "to the columns": add(driver, read), "to the tensors": add(driver, whole)}
+        return {
+            "samples": between(start, moments[0]),
+            **stages,
+            "to the columns": add(driver, read),
+            "to the tensors": add(driver, whole),
+            "from trajectories to the tensors": add(between(start, stored), whole),
+        }
 
 
 class ListPath:
@@ -256,11 +273,12 @@ class Copies:
 
 def measure(options: argparse.Namespace) -> tuple[list[Round], dict[str, int]]:
     """Durations of every round, and bytes."""
-    groups = make_groups(options.samples, options.tokens)
+    trajectories = make_trajectories(options.samples, options.tokens)
     actor: Any = ray.remote(Rank)
     ranks = RankGroup("actor", [actor.options(num_cpus=0).remote(rank) for rank in range(options.ranks)])
-    ours = DataPath(groups, ranks, options)
-    lists = ListPath(groups[: options.list_samples // GROUP_SIZE], ranks, options.ranks)
+    ours = DataPath(trajectories, ranks, options)
+    listed = [make_group(each) for each in trajectories[: options.list_samples // GROUP_SIZE]]
+    lists = ListPath(listed, ranks, options.ranks)
     copies, rounds = Copies(), []
     for _ in range(options.rounds + 1):
         durations = asyncio.run(ours.run())
@@ -291,7 +309,11 @@ def ratio(rounds: Sequence[Round], name: str, other: str, *, factor: float = 1.0
 
 def summarise(rounds: Sequence[Round], options: argparse.Namespace) -> list[dict[str, Any]]:
     """The comparisons: ratio to a copy, and the factor over lists."""
-    paths = (("to the columns", "copy, columns"), ("to the tensors", "copy, with tensors"))
+    paths = (
+        ("to the columns", "copy, columns"),
+        ("to the tensors", "copy, with tensors"),
+        ("from trajectories to the tensors", "copy, with tensors"),
+    )
     rows = [
         {"path": path, "reference": f"{copy}{warm}", "ratio": ratio(rounds, path, f"{copy}{warm}")._asdict()}
         for path, copy in paths
