@@ -54,7 +54,8 @@ def variable_findings(reading: Reading, yaml: str) -> Iterator[Finding]:
         elif is_read:
             text = f"has no default: the experiment reads it where it starts, or give --set {use.name}=<value>"
         else:
-            text = f"is not set, and no argument depends on it; --set {use.name}=<value> gives it a value"
+            reason = "the script decides or computes by it" if use.decides else "no argument depends on it"
+            text = f"is not set, and {reason}; --set {use.name}=<value> gives it a value"
         yield Finding(kind=Kind.variable, subject=use.name, text=text, source=use.source)
 
 

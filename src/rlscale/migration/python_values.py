@@ -339,7 +339,9 @@ class PythonReader:
         for keyword in node.keywords:
             found = self.value(keyword.value)
             if keyword.arg is None:
-                named |= found if isinstance(found, dict) else {}
+                # Nothing is known of `**extra` from elsewhere; it stays an argument, to be reported.
+                unread = {f"**{ast.unparse(keyword.value)}": found} if short in self._watched else {}
+                named |= found if isinstance(found, dict) else unread
             else:
                 named[keyword.arg] = found
         if short in self._watched:

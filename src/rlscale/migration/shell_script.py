@@ -195,7 +195,7 @@ class ShellReader:
 
     def _case(self, node: Node) -> Answer:
         subject = node.child_by_field_name("value")
-        value = self.expander.text(raw(subject), self._source(node)) if subject is not None else ()
+        value = self.expander.condition(raw(subject), self._source(node)) if subject is not None else ()
         if not is_known(value):
             self.record.note(self._source(node), f"skipped `case {raw(subject) if subject else ''}`: not known")
             return None

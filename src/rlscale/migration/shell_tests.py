@@ -56,11 +56,12 @@ class ConditionReader:
                 return self._binary(node, source)
             case "negated_command":
                 return negate(self.answer(node.named_children[0], source))
-        text = self._expander.text(raw(node), source)
+        text = self._expander.condition(raw(node), source)
         return bool(value_of(text)) if is_known(text) else None
 
     def answer_words(self, words: list[Text], source: Source) -> Answer:
         """The answer of the command `test` with these words."""
+        self._expander.decide(words)
         if not all(is_known(word) for word in words):
             return None
         values = [value_of(word) for word in words]
@@ -76,7 +77,7 @@ class ConditionReader:
         operator = raw(node.children[0])
         if operator == "!":
             return negate(self.answer(node.children[-1], source))
-        text = self._expander.text(raw(node.children[-1]), source)
+        text = self._expander.condition(raw(node.children[-1]), source)
         return self._answer_unary(operator, value_of(text)) if is_known(text) else None
 
     def _answer_unary(self, operator: str, value: str) -> Answer:
@@ -96,7 +97,7 @@ class ConditionReader:
             return both(self.answer(left, source), self.answer(right, source))
         if operator in ("||", "-o"):
             return either(self.answer(left, source), self.answer(right, source))
-        first, second = (self._expander.text(raw(part), source) for part in (left, right))
+        first, second = (self._expander.condition(raw(part), source) for part in (left, right))
         if not is_known(first) or not is_known(second):
             return None
         quoted = raw(right)[:1] in "\"'"

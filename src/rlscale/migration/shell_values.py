@@ -117,6 +117,7 @@ class VariableUse:
     source: Source
     default: str | None  # that of the script; None: it has none
     given: str | None = None  # by --set
+    decides: bool = False  # a condition reads it, or a change such as ${X^^}
 
 
 @dataclass(kw_only=True)
@@ -128,6 +129,7 @@ class Variables:
     arrays: dict[str, list[Text]] = field(default_factory=dict)
     exported: dict[str, Text] = field(default_factory=dict)
     uses: dict[str, VariableUse] = field(default_factory=dict)
+    _decisive: set[str] = field(default_factory=set)
 
     def is_set(self, name: str) -> bool:
         return name in self.given or name in self.texts or name in self.arrays
@@ -135,7 +137,7 @@ class Variables:
     def read(self, name: str, source: Source) -> Text:
         """The value of a variable; of an unset one an empty text that is written as an interpolation."""
         if name in self.given:
-            self.uses[name] = VariableUse(name=name, source=source, default=None, given=self.given[name])
+            self._use(name, source, given=self.given[name])
             return (literal(self.given[name], source),)
         if name in self.texts:
             return self.texts[name]
@@ -145,13 +147,13 @@ class Variables:
             return ()
         # A test such as `[ -z "${X:-}" ]` gives it no value for what follows.
         if name not in self.uses or not self.uses[name].default:
-            self.uses[name] = VariableUse(name=name, source=source, default=None)
+            self._use(name, source)
         return (Piece(value="", template=f"${{oc.env:{name}}}", source=source),)
 
     def read_default(self, name: str, default: Text, source: Source) -> Text:
         """The value of `${name:-default}` for a variable that is not set by the script."""
         shown = value_of(default)
-        self.uses[name] = VariableUse(name=name, source=source, default=shown)
+        self._use(name, source, default=shown)
         if not is_known(default):
             return default
         inner = template_of(default)
@@ -160,6 +162,19 @@ class Variables:
             inner = "'" + inner.replace("'", "\\'") + "'"
         template = f"${{oc.env:{name},{inner}}}"
         return (Piece(value=shown, template=template, source=source),)
+
+    def decide(self, text: Text) -> Text:
+        """Notes that the script decides by the variables in a text; returns the text."""
+        for name in re.findall(r"\$\{oc\.env:(\w+)", template_of(text)):
+            self._decisive.add(name)
+            if name in self.uses:
+                self.uses[name] = replace(self.uses[name], decides=True)
+        return text
+
+    def _use(self, name: str, source: Source, *, default: str | None = None, given: str | None = None) -> None:
+        self.uses[name] = VariableUse(
+            name=name, source=source, default=default, given=given, decides=name in self._decisive
+        )
 
     def assign(self, name: str, value: Text | list[Text], *, append: bool = False) -> None:
         """Assigns a text or an array."""

@@ -53,6 +53,15 @@ class WordExpander:
         """The text of a word without splitting it, as in an assignment."""
         return _join(self._fields(raw, source, in_quotes=False), source)
 
+    def condition(self, raw: str, source: Source) -> Text:
+        """The text of a word of a condition, whose variables decide what the script does."""
+        return self._variables.decide(self.text(raw, source))
+
+    def decide(self, words: Sequence[Text]) -> None:
+        """Notes that a condition reads these words."""
+        for word in words:
+            self._variables.decide(word)
+
     def quoted_text(self, raw: str, source: Source) -> Text:
         """The text between double quotes, or of a here document."""
         return _join(self._fields(raw, source, in_quotes=True), source)
@@ -163,6 +172,8 @@ class WordExpander:
         if change and change[0] in ":-=?+" and (operator := re.match(r":?[-=?+]", change)):
             text_or_default = self._default(name, text, is_set, operator[0], change[operator.end() :], source)
             return text_or_default
+        if change and not is_set and not index and name.isidentifier():
+            self._variables.decide(self._variables.read(name, source))
         if change:
             values = [self._change(value, change, source) for value in values]
         if name in "@*" or index in ("@", "*"):

@@ -278,3 +278,27 @@ def test_a_command_in_quotes_keeps_its_variables(tmp_path: Path) -> None:
     script.write_text(f"srun bash -c \"python3 {LAUNCH} --num-rollout ${{N:-3}} --save '/a b/$X'\"\n", encoding="utf-8")
     own = values(rlscale.migrate(script))
     assert own["data.num_rollout"] == "${oc.env:N,3}" and own["checkpoint.save"] == "/a b/${oc.env:X}"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'if [ "$MODE" = fast ]; then LR=1; fi',
+        "[[ $MODE == fast ]] && LR=1",
+        'test "$MODE" = fast && LR=1',
+        "case $MODE in fast) LR=1 ;; esac",
+        "LR=${MODE^^}",
+    ],
+)
+def test_a_variable_that_decides_is_no_idle_one(lines: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{lines}\npython train.py --hf-checkpoint x --wandb-group ${{OTHER:+$IDLE}}\n: $IDLE\n")
+    found = {each.subject: each.text for each in rlscale.migrate(script).findings() if each.kind is Kind.variable}
+    assert "the script decides or computes by it" in found["MODE"]
+    assert "no argument depends on it" in found["IDLE"]
+
+
+def test_unknown_arguments_of_a_python_call_are_reported(tmp_path: Path) -> None:
+    script = tmp_path / "grpo.py"
+    script.write_text("from trl import GRPOConfig\nargs = GRPOConfig(beta=0.1, **read_more())\n")
+    assert "**read_more()" in kinds(rlscale.migrate(script), Kind.lost)
