@@ -469,7 +469,9 @@ _MEANINGS: Mapping[str, str] = MappingProxyType(
         "it counts prompts per rollout": "train_batch_size generation_batch_size",
         "it counts rollouts, each with batch.num_steps_per_rollout optimiser steps": "max_steps total_training_steps "
         "train_steps max_train_steps num_train_steps num_training_steps train_iters",
-        "it is a coefficient; 0 is off": "use_kl_in_reward kl_in_reward use_opd sync_ref_model use_peft use_lora",
+        "it is a coefficient; 0 is off": "use_kl_in_reward kl_in_reward use_opd",
+        "it is a number; 0 is off": "use_peft use_lora peft",
+        "it counts rollouts; null is off": "sync_ref_model",
         "it also needs algo.use_kl_loss=true": "beta kl_beta kl_loss_weight kl_weight kl_coeff kl_loss_coeff",
         "it is a rate, not a share of optim.lr": "min_lr_ratio",
         "the second one is optim.adam_beta2": "betas optim.betas adam_betas",

@@ -56,6 +56,9 @@ def not_a_group(path: str, value: Any, *, origin: str) -> Problem:
     fix = f"set one of its keys, e.g. {own}=<value>"
     if isinstance(value, str) and value in ConfigFolders.find().groups().get(path, ()):
         fix = f"write `- override /{path}: {value}` in the list `defaults`"
+    elif isinstance(value, str) and (typed := re.fullmatch(r"(\w+)\s*[:=]\s*(\S+)", value)):
+        # `lr:1e-4`, without a space behind the colon, is a text.
+        fix = f"write {path}.{typed[1]}={typed[2]}" if f"{path}.{typed[1]}" in keys() else fix
     return Problem(path=path, rule="be set one key at a time", value=show(value), fix=fix, origin=origin)
 
 

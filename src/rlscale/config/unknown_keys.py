@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
@@ -20,10 +21,20 @@ from rlscale.errors import Problem
 _LAST_GROUPS = ("eval", "critic", "router", "gateway", "agent", "megatron", "reward", "sandbox", "debug", "buffer")
 """Groups that a name without a group rarely means: their names repeat those of other groups."""
 
-_FILES: Mapping[str, str] = MappingProxyType(
-    {"megatron_config_path": "run `rlscale-migrate <script>`, which writes as keys what slime's file has for each role"}
+_OWN_FILE = (
+    "write --config-dir <folder> and experiment=<name> on a command line, for <folder>/experiment/<name>.yaml; "
+    "`rlscale-migrate <file>` translates a file of verl or TRL"
 )
-"""Argument of another project that names a file of several keys -> the advice."""
+_RAY_CPUS = "start Ray yourself, `ray start --head --num-cpus <number>`, and set cluster.ray_address=auto"
+_NO_KEY: Mapping[str, str] = MappingProxyType(
+    {
+        "megatron_config_path": "run `rlscale-migrate <script>`, which writes as keys what slime's file has for each "
+        "role",
+        **dict.fromkeys(("config", "config_file", "config_yaml", "cfg_file"), _OWN_FILE),
+        **dict.fromkeys(("num_cpus", "ray_init.num_cpus", "ray_kwargs.ray_init.num_cpus"), _RAY_CPUS),
+    }
+)
+"""Argument of another project that no key has -> the advice."""
 
 
 def nearest_key(path: str) -> str | None:
@@ -43,11 +54,11 @@ def nearest_target(path: str) -> tuple[str | None, str | None]:
     wanted = _as_name(path)
     if wanted in keys():
         return wanted, None
-    if wanted in _FILES:
-        return None, None  # no key says the same
+    if advice_without_key(path):
+        return None, None
     # One edit from a full path is a misspelt key, even if its last part is also the name of another project.
     found = nearest(wanted, keys(), limit=1) if "." in wanted else None
-    target = found or _end_that_is_a_key(wanted) or find_foreign(wanted) or _argument_of_library(wanted)
+    target = found or _end_that_is_a_key(wanted) or _foreign(wanted) or _argument_of_library(wanted)
     target = target or _same_name(wanted) or _similar(wanted)
     key, equals, value = (target or "").partition("=")
     return key or None, value if equals else None
@@ -70,19 +81,33 @@ def _end_that_is_a_key(wanted: str) -> str | None:
     return found or (inside[0] if len(inside) == 1 else None)
 
 
+def _foreign(wanted: str) -> str | None:
+    """The target of a word of another project: in the group that was written, if that has a key of the name."""
+    target = find_foreign(wanted)
+    own = f"{wanted.partition('.')[0]}.{target.rpartition('.')[2]}" if target else ""
+    return own if own.partition("=")[0] in keys() else target
+
+
 def _argument_of_library(wanted: str) -> str | None:
     """`sglang.<name>` of the flag `--sglang-<name>`, and the key of a Megatron argument."""
     prefix, _, argument = wanted.partition("_")
     if prefix == "sglang" and argument and f"sglang.{argument}" not in keys():
         present = sglang_renames.RENAMED.get(argument, argument)
+        if present in sglang_args.RESERVED:
+            return _key_to_set(sglang_args.RESERVED[present])
         return f"sglang.{present}" if present in read_recorded(sglang_args.RECORDED).types else None
     name = wanted.rpartition(".")[2]
-    advice = megatron_args.RESERVED.get(name, "").split()
-    if advice[:1] == ["set"] and len(advice) == 2 and advice[1] in keys():
-        return advice[1]
+    if name in megatron_args.RESERVED:
+        return _key_to_set(megatron_args.RESERVED[name])
     if _keys_named(name) or name not in read_recorded(megatron_args.RECORDED).types:
         return None
     return f"megatron.{name}"
+
+
+def _key_to_set(advice: str) -> str | None:
+    """The key of the advice "set <key>", with or without an explanation behind it."""
+    found = re.match(r"set ([\w.]+)", advice)
+    return found[1] if found and found[1] in keys() else None
 
 
 def _same_name(wanted: str) -> str | None:
@@ -128,9 +153,11 @@ def _keys_named(name: str) -> list[str]:
     return _names().get(name, [])
 
 
-def file_advice(path: str) -> str | None:
-    """The advice for an argument of another project that names a file of several keys."""
-    return _FILES.get(_as_name(path))
+def advice_without_key(path: str) -> str | None:
+    """The advice for an argument of another project, or of SGLang, that no key has; None for all others."""
+    wanted = _as_name(path)
+    reserved = sglang_args.RESERVED.get(wanted.removeprefix("sglang_"), "") if wanted.startswith("sglang_") else ""
+    return _NO_KEY.get(wanted) or (reserved if reserved and _key_to_set(reserved) is None else None)
 
 
 def note(path: str) -> str:
@@ -166,7 +193,7 @@ def unknown_key(path: str, value: Any, *, origin: str) -> Problem:
     found, fixed = nearest_target(path)
     # Without the feature that a word turns on, only its key is known.
     meant = found if fixed is None or str(value).lower() == "false" else f"{found}={fixed}"
-    fallback = file_advice(path) or "rlscale-train --help lists the groups"
+    fallback = advice_without_key(path) or "rlscale-train --help lists the groups"
     fix = f"did you mean {meant}?{note(path)}" if found else fallback
     fix = from_model(path) or fix
     return Problem(path=path, rule="be a known key", value=show(value), fix=fix, origin=origin)

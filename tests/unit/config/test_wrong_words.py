@@ -13,7 +13,7 @@ from rlscale.config.check_fields import check_fields
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import keys
-from rlscale.config.passthrough import is_passthrough
+from rlscale.config.passthrough import is_passthrough, megatron_args, sglang_args
 
 DATA = Path(__file__).parents[2] / "data"
 GROUPS = ConfigFolders.find().groups()
@@ -138,6 +138,33 @@ def test_a_key_in_a_section_of_another_project_is_found(section: dict[str, Any],
 )
 def test_another_meaning_is_said(word: str, meaning: str) -> None:
     assert advice(word).startswith(meaning)
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (("--config", "x.yaml"), "write --config-dir <folder> and experiment=<name>"),
+        (("config=x.yaml",), "write --config-dir <folder> and experiment=<name>"),
+        (("--config-name", "mine"), "write experiment=<name>"),
+        (("ray_kwargs.ray_init.num_cpus=8",), "start Ray yourself"),
+        (("eval.num_generations=8",), "did you mean eval.n_samples_per_prompt?"),
+        (("eval.max_new_tokens=8",), "did you mean eval.max_response_len?"),
+        (("critic.learning_rate=1",), "did you mean critic.lr?"),
+        (("use_peft=true",), "did you mean train.lora.rank? It is a number; 0 is off"),
+        (("sync_ref_model=true",), "did you mean algo.ref_update_interval? It counts rollouts; null is off"),
+    ],
+)
+def test_a_word_is_answered_with_what_to_do(line: tuple[str, ...], fix: str) -> None:
+    assert advice(*line).startswith(fix)
+
+
+@pytest.mark.parametrize("name", [*sglang_args.RESERVED, *megatron_args.RESERVED])
+def test_a_flag_that_rlscale_sets_is_answered_with_its_key_or_reason(name: str) -> None:
+    prefix = "--sglang-" if name in sglang_args.RESERVED else "--"
+    fix = advice(prefix + name.replace("_", "-"), "1")
+    key = suggested(fix).partition("=")[0]
+    assert key not in (f"sglang.{name}", f"megatron.{name}"), "this is refused"
+    assert key in keys() or fix.startswith(("remove it", "set ", "write <group>")), fix
 
 
 @pytest.mark.parametrize("line", [("--megatron-config-path", "roles.yaml"), ("megatron_config_path=roles.yaml",)])

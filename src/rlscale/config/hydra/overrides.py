@@ -27,7 +27,7 @@ from rlscale.config.passthrough import is_passthrough
 from rlscale.config.problems import ALL_KEYS, COMMAND_LINE, corrected_text, nearest, not_a_group, show
 from rlscale.config.schema import type_problem
 from rlscale.config.unknown_keys import (
-    file_advice,
+    advice_without_key,
     from_model,
     nearest_key,
     nearest_target,
@@ -82,7 +82,7 @@ def parse_command_line(
     line = CommandLine()
     parser = override_parser()
     ordered: list[tuple[int, str]] = []
-    for text in overrides:
+    for text in _separated(line, overrides, groups, multirun):
         try:
             override = parser.parse_override(text)
         except HydraException:
@@ -117,6 +117,51 @@ def parse_command_line(
     line.warnings += _repeated(overrides)
     line.overrides = [text for _, text in sorted(ordered, key=lambda pair: pair[0])]
     return line
+
+
+def _separated(
+    line: CommandLine, overrides: Sequence[str], groups: Mapping[str, Sequence[str]], multirun: bool
+) -> list[str]:
+    """The overrides without those that a shell divided, `a= 1`, or that quotes made one, `'a=1 b=2'`: both reported."""
+    kept, remaining = [], list(overrides)
+    while remaining:
+        text = remaining.pop(0)
+        (whole, taken), parts = _with_following(text, remaining), text.split()
+        name = whole.partition("=")[0].lstrip("+~")
+        key = find_key(name)
+        if taken and (key or name in groups):
+            typed = " ".join([text, *remaining[:taken]])
+            del remaining[:taken]
+            fix = f"write {shell_quoted(whole)}"
+            found = parse_command_line([whole], groups, multirun=multirun).problems or [
+                Problem(path=name, rule="have no space around its =", value=f'"{typed}"', fix=fix, origin=COMMAND_LINE)
+            ]
+        elif len(parts) > 1 and key and key.type is not str and all(_is_override(part, groups) for part in parts):
+            fix = f"write {text} without the quotes around it"
+            rule = "be a separate argument"
+            found = [Problem(path=name, rule=rule, value=f'"{text}"', fix=fix, origin=COMMAND_LINE)]
+        else:
+            kept.append(text)
+            continue
+        line.problems += found
+        line.broken.add(_nearest_target(name, groups))
+    return kept
+
+
+def _with_following(text: str, after: Sequence[str]) -> tuple[str, int]:
+    """An override with the arguments behind it that belong to it, the `=` and the value, and their number."""
+    taken = 0
+    if "=" not in text and after and after[0].startswith("="):
+        text, taken = text + after[0], 1
+    if text.endswith("=") and len(after) > taken and "=" not in after[taken] and not after[taken].startswith("--"):
+        text, taken = text + after[taken], taken + 1
+    return text, taken
+
+
+def _is_override(text: str, groups: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a text sets a key or selects an option."""
+    name, equals, value = text.partition("=")
+    return bool(equals and value) and (find_key(name) is not None or name in groups)
 
 
 def _repeated(overrides: Sequence[str]) -> list[str]:
@@ -162,13 +207,15 @@ def _not_key_value(text: str, groups: Mapping[str, Sequence[str]]) -> Problem:
         fix = f"write {name}=<{'|'.join(groups[name])}>"
     elif name.startswith("-") and value.strip() in groups.get(flag, ()):
         fix = f"did you mean {flag}={value.strip()}?"
+    elif name == "--config-name":
+        fix = f"write experiment={nearest(value, groups.get('experiment', ())) or '<name>'}"
     elif name == "--config-path":
         fix = "write --config-dir <folder>"
     elif group_of:
         fix = f"did you mean {group_of}={name}?"
     elif not text.startswith("-") and (near := nearest(name, groups.get("experiment", ()))):
         fix = f"did you mean experiment={near}?"
-    elif advice := from_model(name) or file_advice(name):
+    elif advice := from_model(name) or advice_without_key(name):
         fix = advice
     elif (found := nearest_target(name))[0]:
         key, fixed = str(found[0]), found[1]

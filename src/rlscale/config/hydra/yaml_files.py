@@ -145,6 +145,17 @@ class _Parent:
     line: int
 
 
+def _syntax_fix(error: yaml.MarkedYAMLError) -> str:
+    """The advice for a text that is no YAML."""
+    if error.context == "expected a single document in the stream":
+        return "keep one document: remove the line ---"
+    if "expected <block end>" in str(error.problem):
+        return "begin the keys of one group in the same column"
+    if "undefined alias" in str(error.problem):
+        return "write a value that begins with * in quotes"
+    return "close every bracket and quote; use no tabs"
+
+
 def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
     """Reads the values of `file`; returns the entries of its defaults list."""
     problems = _FileProblems(found, file)
@@ -154,13 +165,8 @@ def _read(found: YamlFiles, file: YamlFile) -> list[_Choice | _Parent]:
         root = compose_yaml(text, YamlLoader)
     except yaml.MarkedYAMLError as error:
         # YAML counts lines from 0.
-        line, fix = (
-            error.problem_mark.line + 1 if error.problem_mark else 1,
-            "close every bracket and quote; use no tabs",
-        )
-        if error.context == "expected a single document in the stream":
-            fix = "keep one document: remove the line ---"
-        report(line, "be valid YAML", f'"{error.problem}"', fix)
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        report(line, "be valid YAML", f'"{error.problem}"', _syntax_fix(error))
         return []
     except RecursionError:
         report(1, "be nested less deeply", "too many brackets", "close every bracket")

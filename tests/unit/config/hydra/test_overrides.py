@@ -156,6 +156,28 @@ def test_one_error_is_reported_once(word: str, message: str) -> None:
     assert "append" not in found and "+" not in found
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optim.lr=", "1e-5"), 'must have no space around its =, got "optim.lr= 1e-5"; write optim.lr=1e-5'),
+        (("optim.lr", "=1e-5"), 'must have no space around its =, got "optim.lr =1e-5"; write optim.lr=1e-5'),
+        (("optim.lr", "=", "1e-5"), 'must have no space around its =, got "optim.lr = 1e-5"; write optim.lr=1e-5'),
+        (("algo", "=", "gspo"), 'algo must have no space around its =, got "algo = gspo"; write algo=gspo'),
+        (("optim.lr=", "1e"), "optim.lr must be a number or null, got 1e;"),
+        (("algo.eps_clip=", "0,1"), "have one value in a single run, got 0,1; write algo.eps_clip=0.1"),
+        (("optim.lr=1e-5 algo=gspo",), "must be a separate argument, got"),
+    ],
+)
+def test_overrides_that_a_shell_divides_or_joins_are_one_error(words: tuple[str, ...], message: str) -> None:
+    (problem,) = parse_command_line([*words, "data.num_rollout=1"], GROUPS).problems
+    assert message in str(problem)
+
+
+def test_an_empty_value_before_another_override_stays_empty() -> None:
+    line = parse_command_line(["model.hf_checkpoint=", "algo=gspo"], GROUPS)
+    assert line.problems == [] and "algo=gspo" in line.overrides
+
+
 def test_all_errors_are_reported_together() -> None:
     found = config_errors(
         "algo.eps_clp=1", "algo=gspoo", "optim.lr=x", "cluster.actor_num_nodes=0", "batch.global_batch_size=50"
