@@ -19,8 +19,8 @@ _SUMMARY = """# rlscale
 
 > rlscale post-trains language models with reinforcement learning. `rlscale-train <overrides>` composes a typed Hydra
 > configuration, checks it before anything starts, and runs the loop generate, reward, train, sync weights with Ray,
-> trainers on FSDP2 or Megatron-core and inference engines behind HTTP. It runs on a CPU with tiny models; nothing has
-> run on a GPU yet.
+> trainers on FSDP2 or Megatron-core and inference engines behind HTTP. It runs on a CPU with tiny models; on GPUs,
+> tests and short runs of tiny models have run, and no large model.
 
 Keys are `group.name=value`; `rlscale-config help <key>` explains one. A run writes `metrics.jsonl` into its run folder.
 """

@@ -85,6 +85,8 @@ def test_the_search_finds_functions_keys_and_errors(site: Path) -> None:
         "reference/api/types/#rlscale.types.Sample",
         "reference/api/config/#rlscale.config.groups.batch.BatchConfig",
     } <= places
+    parts = re.split(index["config"]["separator"], "algo.eps_clip_high 0.28")
+    assert parts == ["algo", "eps_clip_high", "0.28"], "a key is found without its group"
     text = " ".join(entry["text"] for entry in index["docs"])
     assert all(words in text for words in ("algo.eps_clip_high", "cluster must fit on the GPUs that Ray has"))
 
