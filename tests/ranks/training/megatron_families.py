@@ -138,5 +138,5 @@ def write_families(
         model.save_pretrained(root / name, max_shard_size="40KB" if name == "qwen3" else "1GB")
         if name in _RENAMED:
             file, known = root / name / "config.json", f'"model_type": "{config.model_type}"'
-            assert known in file.read_text(), "a family of its own is no other one with a new name"
+            assert known in file.read_text(), "a renamed family has the layers of another one"
             file.write_text(file.read_text().replace(known, f'"model_type": "{name}"'))

@@ -249,7 +249,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
             ("buffer.url", "http://127.0.0.1:1", "null", {}),
             ("fsdp.context_parallel_size", 2, "1", {}),
             ("model.teacher_url", "http://127.0.0.1:1", "null", {}),
-            ("train.lora.rank", 4, "0", {}),
             ("train.true_on_policy_mode", True, "false", {}),
         )
     ),
