@@ -111,12 +111,13 @@ def next_commands(config: RunConfig, result: RunResult) -> list[tuple[str, str]]
     other = "grpo" if is_rloo else "rloo"
     if config.algo.loss_type == LossType.sft_loss:
         other = "sft_per_token"
-    # The rate of this run and its neighbours; a key may be given once.
-    swept = "optim.lr=" + ",".join(f"{factor * config.optim.lr:g}" for factor in (0.5, 1, 2))
-    unswept = [each for each in kept if not each.lstrip("+").startswith("optim.lr=")]
     commands = [(f"rlscale-report {shlex.quote(str(result.run_dir))}", "curves and samples, as a page for the browser")]
     if not config.debug.rollout_only:  # it trains nothing: algorithms and their keys have no effect
         algorithm = " ".join(["rlscale-train", *map(shlex.quote, others), f"algo={other}"])
+        assert config.optim.lr is not None, "resolved"
+        # The rate of this run and its neighbours; a key may be given once.
+        swept = "optim.lr=" + ",".join(f"{factor * config.optim.lr:g}" for factor in (0.5, 1, 2))
+        unswept = [each for each in kept if not each.lstrip("+").startswith("optim.lr=")]
         commands += [
             (algorithm, "the same with another algorithm"),
             (" ".join(["rlscale-train", *map(shlex.quote, unswept), "-m", swept]), "a sweep, with a table at the end"),
