@@ -57,18 +57,11 @@ class OptionParser(argparse.ArgumentParser):
         if found := _UNKNOWN.fullmatch(message):
             flag = found["given"].split()[0].partition("=")[0]
             if flag[0] != "-":
-                names = ", ".join(_name(action) for action in self._actions if not action.option_strings)
-                return f"arguments must be {names or 'flags'}, got also {flag}; {see}"
+                return f"arguments must end before {flag}, got one too many; {see}"
             similar = nearest(flag, re.findall(r"--[a-z][a-z-]+", self.format_help()))
             fix = f"did you mean {similar}?" if similar and similar != flag else see
             return f"{flag} must be a known argument, got {flag}; {fix}"
         return f"{message}; {see}"
-
-
-def _name(action: argparse.Action) -> str:
-    """The name of a positional argument, as the help shows it."""
-    name = action.metavar or action.dest
-    return name if isinstance(name, str) else name[0]
 
 
 def _unquoted(value: str) -> str:

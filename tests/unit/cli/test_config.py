@@ -76,7 +76,7 @@ def test_overrides_may_follow_flags(capsys: pytest.CaptureFixture[str]) -> None:
         main(["diff", "quickstart", "sft", "more"])
     assert [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()] == [
         "rlscale-config: --jsn must be a known argument, got --jsn",
-        "rlscale-config: more must be a known argument, got more",
+        "rlscale-config: arguments must end before more, got one too many",
     ]
 
 

@@ -239,7 +239,7 @@ CASES: list[tuple[str, str, str | None]] = [
         "--skpi must be a known argument, got --skpi; did you mean --skip?",
         "doctor --list --skip ray",
     ),
-    ("report runs/one runs/two", f"arguments must be run, got also runs/two; rlscale-report {SEE}", None),
+    ("report runs/one runs/two", f"arguments must end before runs/two, got one too many; rlscale-report {SEE}", None),
     # Weights and servers.
     (
         "convert {model}",

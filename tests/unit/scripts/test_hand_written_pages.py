@@ -8,6 +8,7 @@ import pytest
 
 from rlscale.config import load_config_with_notes
 from rlscale.config.keys import keys
+from rlscale.config.rules.algo import ONE_STEP
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAPERS = DOCS / "reference" / "papers.md"
@@ -29,7 +30,9 @@ def commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("command", dict.fromkeys(commands(PAPERS)))
 def test_the_configuration_of_a_paper_composes_without_a_warning(command: str) -> None:
     loaded = load_config_with_notes(shlex.split(command), to_run=False)
-    assert not loaded.warnings
+    # Two of slime's published recipes set a clip range and take one step.
+    assert [line for line in loaded.warnings if not line.endswith(ONE_STEP)] == []
+    assert not loaded.warnings or (command.startswith("experiment=") and " " not in command)
 
 
 def test_the_index_has_twenty_papers_with_distinct_numbers() -> None:
