@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Lists the public names, which are not imported yet, for `dir` and completion in a console."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "import_module"})
 
 
 def _find_version() -> str:

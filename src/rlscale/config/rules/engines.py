@@ -100,7 +100,7 @@ def external_engines_have_addresses(config: RunConfig) -> list[Problem]:
         Problem(path=path, rule=rule, value=show(each), fix=fix) for each, fix in advice.items() if fix is not None
     ]
     # The same server twice would get all weights and requests of two engines.
-    again = [each for each, number in Counter(addresses).items() if number > 1]
+    again = [each for each, number in Counter(map(str.lower, addresses)).items() if number > 1]
     rule, fix = "contain each address once", "remove all but one of them"
     return wrong + [Problem(path=path, rule=rule, value=f"{show(each)} more than once", fix=fix) for each in again]
 

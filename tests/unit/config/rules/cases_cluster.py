@@ -294,9 +294,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "external_engines_have_addresses",
-        {"rollout.engine": "external", "rollout.external_engine_addrs": ["10.0.0.1:1", "h:2", "10.0.0.1:1"]},
-        "rollout.external_engine_addrs must contain each address once, got 10.0.0.1:1 more than once; remove all but "
-        "one of them",
+        {"rollout.engine": "external", "rollout.external_engine_addrs": ["node:1", "h:2", "Node:1"]},
+        "rollout.external_engine_addrs must contain each address once, got node:1 more than once; remove all but one "
+        "of them",
         {"rollout.engine": "external", "rollout.external_engine_addrs": ["10.0.0.1:1", "h:2"]},
     ),
     (
