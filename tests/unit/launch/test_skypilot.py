@@ -49,8 +49,8 @@ def test_without_an_image_rlscale_is_installed_with_its_constraints() -> None:
 @pytest.mark.parametrize(
     ("options", "needs", "paths"),
     [
-        (SkyPilotOptions(), ONE_NODE, ["--bucket, --volume"]),
-        (SkyPilotOptions(bucket="s3://b", volume="v"), ONE_NODE, ["--bucket, --volume"]),
+        (SkyPilotOptions(), ONE_NODE, ["--bucket or --volume"]),
+        (SkyPilotOptions(bucket="s3://b", volume="v"), ONE_NODE, ["--bucket or --volume"]),
         (SkyPilotOptions(bucket="s3://b"), NEEDS, ["--bucket"]),
         (SkyPilotOptions(bucket="s3://b"), ONE_NODE, []),
         (SkyPilotOptions(volume="v"), NEEDS, []),
