@@ -113,7 +113,8 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "oversample_batch_size over_sample_rate",
         "sampling.partial_rollout": "partial_rollouts use_partial_rollout enable_partial_rollout",
         "sampling.dynamic_filter_path": "dynamic_sampling_filter filter_function filter_fn group_filter",
-        "sampling.custom_generate_function_path": "custom_generate_function generate_function custom_generate_fn",
+        "sampling.custom_generate_function_path": "custom_generate_function generate_function custom_generate_fn "
+        "generate_path generate_fn",
         "sampling.max_retries": "generation_retries",
         # Agents.
         "agent.max_turns": "max_assistant_turns max_user_turns max_tool_calling_iterations max_num_turns "
