@@ -129,17 +129,23 @@ async def test_an_exception_is_a_failure_of_the_controller_and_its_turns_are_in_
 async def test_only_whole_attempts_predict_the_cache_of_later_ones(
     runner: Run, trajectory: Trajectory, session: GenerateSession, ends: str, predicted: int
 ) -> None:
-    async def agent(task: AgentTask, agent_session: AgentSession) -> float:
-        await chat(agent_session, task.messages)
+    asked = threading.Event()
+
+    async def agent(task: AgentTask, session: AgentSession) -> float:
+        await chat(session, task.messages)
+        asked.set()
         if ends == "aborted":
-            session.stopped.set()
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         if ends == "badly":
             raise KeyError("no such tool")
         return 1.0
 
     admission = AgentAdmission(8, cache_tokens=1000, first_tokens=500)
-    await runner(agent, admission=admission)(trajectory, session)
+    running = asyncio.ensure_future(runner(agent, admission=admission)(trajectory, session))
+    await asyncio.to_thread(asked.wait)
+    if ends == "aborted":
+        session.stopped.set()
+    await running
     assert admission.predicted_tokens == predicted and admission.num_running == 0
 
 
