@@ -59,6 +59,7 @@ def test_masked_tokens_have_no_advantage_and_never_matter(name: str, inputs: Adv
         assert dirty.returns_T is not None and torch.equal(clean.returns_T, dirty.returns_T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ESTIMATORS)
 @settings(max_examples=25, deadline=None)
 @given(inputs=rollouts(), data=st.data())

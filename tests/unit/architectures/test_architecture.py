@@ -244,6 +244,7 @@ def test_a_config_json_without_an_object_gives_no_fields(tmp_path: Path) -> None
     assert read_hf_fields(str(tmp_path)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", list(ModelBuild))
 def test_a_tiny_model_has_the_planned_parameters(build: ModelBuild, tmp_path: Path) -> None:
     import torch

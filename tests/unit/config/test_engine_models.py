@@ -165,6 +165,7 @@ def test_an_override_that_a_run_sets_itself_is_named(tmp_path: Path) -> None:
     assert any("page_sice" in each and "page_size" in each for each in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", ["", "sglang: {}", "sglang: []", "a: [", "\x00", "- 1", "b", "a: " + "[" * 2000, "a: &a [*a]"]
 )

@@ -132,6 +132,7 @@ def test_on_one_node_fits_one_node(experiment: str) -> None:
     assert config.cluster.num_gpus_per_node == 8 and config.cluster.device == "cuda"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", AGENT_EXAMPLES)
 def test_an_example_of_an_agent_becomes_a_recipe_for_qwen3_4b(experiment: str) -> None:
     small = load_config([f"experiment={experiment}"])

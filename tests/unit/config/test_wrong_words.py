@@ -76,6 +76,7 @@ def flags() -> list[tuple[str, str, bool]]:
     return [(flag, key, "store_false" in kind) for (flag, key), kind in found.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag", "key", "inverse"), flags())
 def test_every_flag_of_slime_is_answered_with_its_key(flag: str, key: str, inverse: bool) -> None:
     found = suggested(advice(flag))

@@ -52,6 +52,7 @@ def test_a_set_without_settings_has_those_of_the_run(tmp_path: Path) -> None:
     assert found.about is not None and found.about["reward"] == "exact_match"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

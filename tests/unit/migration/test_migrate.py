@@ -92,6 +92,7 @@ def test_async_launchers_have_a_staleness() -> None:
     assert values(found)["algo.decoupled_loss"] is False
 
 
+@pytest.mark.slow
 def test_supervised_training() -> None:
     found = translate("slime/624b824/scripts/run-qwen3-4B-base-sft.sh")
     assert values(found)["algo.loss_type"] == "sft_loss"

@@ -156,6 +156,7 @@ def test_a_yaml_file(tmp_path: Path) -> None:
     assert changed["max_steps 200"] == "grpo.yaml:8", "a line of the report has the line of the file"
 
 
+@pytest.mark.slow
 def test_a_json_file(tmp_path: Path) -> None:
     (tmp_path / "grpo.json").write_text(JSON)
     found = rlscale.migrate(tmp_path / "grpo.json", set={"NUM_PROCESSES": "4"})

@@ -20,6 +20,7 @@ CASES: list[tuple[str, list[str] | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "targets"), CASES)
 def test_sizes_are_those_of_peft(build: str, targets: list[str] | None, tmp_path: Path) -> None:
     config = ModelConfig(build=ModelBuild(build), cache_dir=str(tmp_path))

@@ -32,6 +32,7 @@ def test_a_recipe_that_waits_is_stopped_by_its_key(experiment: str) -> None:
     assert WAITING[experiment] in {problem.path for problem in caught.value.problems}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "overlays"),
     [*((name, ()) for name in (*RUNNABLE, *WAITING)), *((name, ("on=qwen3_4b",)) for name in AGENT_EXAMPLES)],

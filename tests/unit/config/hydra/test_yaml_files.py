@@ -168,6 +168,7 @@ FILE_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "message", "line"), FILE_CASES, ids=[text[:40] for text, *_ in FILE_CASES])
 def test_errors_of_files_and_command_line_are_reported_together(
     text: str, message: str, line: int, folder: Path
@@ -293,6 +294,7 @@ def test_options_have_a_natural_order() -> None:
     assert ConfigFolders.find().groups()["checkpoint"][:4] == ["every_1", "every_20", "every_60", "every_100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ["1e3", "010", "on", "No", "1:30", "1_000", "0x1F", "2026-11-26", "true", "1.50"])
 def test_a_text_has_the_characters_of_its_file(tmp_path: Path, written: str) -> None:
     values = f"run: {{name: {written}}}\ndata: {{prompt_files: [{written}]}}\n"

@@ -47,6 +47,7 @@ def test_the_given_config_is_not_changed() -> None:
     assert given == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "values"), [case[:2] for case in CASES])
 def test_a_config_that_breaks_a_rule_is_resolved(name: str, values: dict[str, Any]) -> None:
     config, _ = derive(values)

@@ -15,6 +15,7 @@ def test_sizes_that_work_are_accepted(arguments: dict[str, object]) -> None:
     assert config_errors(*BASE, *typed(arguments)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "path", "message"), REFUSED, ids=str)
 def test_the_advice_works(arguments: dict[str, object], path: str, message: str) -> None:
     error = only_error([*BASE, *typed(arguments)])

@@ -42,6 +42,7 @@ def test_both_sides(name: str, violating: Values, message: str, satisfying: Valu
     assert rule(config_with(satisfying)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "violating", "message", "satisfying"), CASES, ids=IDS)
 def test_a_trace_changes_no_result_and_contains_keys(
     name: str, violating: Values, message: str, satisfying: Values
