@@ -27,8 +27,10 @@ def test_every_check_without_ray_is_fine_on_a_cpu(
     text = json.dumps([check for check in content["checks"] if check["verdict"] not in ("ok", "skipped")], indent=1)
     assert code == 0, text
     assert list(verdicts) == [check.name for check in CHECKS if check.name not in skipped]
-    # A machine with little shared memory or disk gets a warning.
-    assert {name for name, verdict in verdicts.items() if verdict not in ("ok", "skipped")} <= {"machine"}, text
+    # A machine with little shared memory or disk gets a warning; so do first imports, which compile the libraries.
+    warned = {check["name"] for check in content["checks"] if check["verdict"] == "warning"}
+    assert {name for name, verdict in verdicts.items() if verdict not in ("ok", "skipped")} <= warned, text
+    assert warned <= {"machine", "imports"}, text
     assert {name for name, verdict in verdicts.items() if verdict == "skipped"} == NEEDS_CUDA
     for check in content["checks"]:
         assert check["summary"]

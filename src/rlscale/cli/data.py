@@ -39,7 +39,7 @@ Inspects prompt files as a run would read them, converts a file to JSON lines, o
 
 usage: rlscale-data inspect <file> [flags] [group=option ...] [group.key=value ...]
        rlscale-data convert <rows.csv|rows.tsv|rows.json> <rows.jsonl>
-       rlscale-data download <gsm8k|gsm8k_solutions|dapo_math_17k|aime> [--into DIR] [--endpoint URL]
+       rlscale-data download <gsm8k|gsm8k_solutions|dapo_math_17k|geometry3k|aime> [--into DIR] [--endpoint URL]
 
 examples:
   rlscale-data inspect train.jsonl
@@ -114,6 +114,9 @@ def _download(words: list[str]) -> int:
     flags, names, remaining = {"--into": "data", "--endpoint": ""}, list[str](), list(words)
     while remaining:
         word, equals, value = remaining.pop(0).partition("=")
+        if word.startswith("-") and word not in flags:
+            rule = f"have no flags but {' and '.join(flags)}"
+            raise ConfigError([Problem(path="rlscale-data download", rule=rule, value=word, fix="see rlscale-data --help")])
         if word not in flags:
             names.append(word + equals + value)
             continue

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlscale.cli.data import main
+from rlscale.data.downloads import DATASETS
 
 
 def write(file: Path, *rows: Any) -> str:
@@ -97,6 +98,10 @@ def test_csv_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
             ["download", "gsm8k", "--into", "a.csv", "--endpoint", "http://127.0.0.1:1"],
             "a.csv/gsm8k must be a folder to write to, got Not a directory; name another folder with --into",
         ),
+        (
+            ["download", "gsm8k", "--out", "a"],
+            "rlscale-data download must have no flags but --into and --endpoint, got --out; see rlscale-data --help",
+        ),
         (["convert", "gone.json", "new.jsonl"], "rlscale-data: gone.json must be a file, got nothing at "),
     ],
 )
@@ -108,4 +113,5 @@ def test_wrong_input_is_one_message(
     assert main(argv) == 2
     assert message in capsys.readouterr().err
     assert main(["--help"]) == main(["--version"]) == 0
-    assert "usage: rlscale-data inspect <file>" in capsys.readouterr().out
+    usage = capsys.readouterr().out
+    assert "usage: rlscale-data inspect <file>" in usage and f"download <{'|'.join(DATASETS)}>" in usage
