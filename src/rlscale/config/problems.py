@@ -142,6 +142,17 @@ def _importable(path: str) -> str:
     return f"{file[1]}:{file[2] or 'my_function'} in the folder of the file" if file else "my_module:my_function"
 
 
+_TYPE_RULES = {
+    "list": "be a list",
+    "dict": "be a mapping",
+    "int": "be an integer",
+    "float": "be a number",
+    "bool": "be true or false",
+    "string": "be a string",
+}
+"""Rules of values of a wrong type, by the first word of pydantic's name of the error, e.g. `int_parsing`."""
+
+
 def describe_rule(error: ErrorDetails) -> str:
     """The rule that a value breaks, as in `must <rule>`."""
     context: Mapping[str, Any] = error.get("ctx", {})
@@ -166,5 +177,10 @@ def describe_rule(error: ErrorDetails) -> str:
             return f"match the pattern {context['pattern']}"
         case "finite_number":
             return "be a finite number"
+        case "enum":
+            # A sentence of pydantic: 'a', 'b' or 'c'.
+            return "be one of " + "|".join(re.findall(r"'([^']+)'", context["expected"]))
+        case str(kind) if (rule := _TYPE_RULES.get(kind.partition("_")[0])) is not None:
+            return rule
         case _:
             return f"be valid ({error['msg']})"

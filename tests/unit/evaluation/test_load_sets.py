@@ -117,12 +117,12 @@ def test_keys_that_slime_never_reads_are_reported(tmp_path: Path, caplog: pytest
         (
             {"custom_rm_path": "nowhere:score"},
             (),
-            "eval.config must have custom_rm_path of the set own that must be imp",
+            "custom_rm_path of the set own of eval.config must be imp",
         ),
         (
             {"custom_generate_function_path": "json:dumps"},
             (),
-            "eval.config must have custom_generate_function_path of the set own that must be callable",
+            "custom_generate_function_path of the set own of eval.config must be callable",
         ),
         ({"rm_type": "remote_rm"}, (), "reward.url must be set with remote_rm"),
         ({"rm_type": "judge"}, (), "reward.engine.num_gpus must be at least 1 with judge"),

@@ -23,6 +23,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 from rlscale.config.groups.reward import RewardType
@@ -198,13 +199,20 @@ def _make_set(path: str, place: str, entry: dict[str, Any]) -> EvalFileSet | lis
     except ValidationError as error:
         found = error.errors(include_url=False)
         return [
-            _problem(
-                f"have {place}.{'.'.join(map(str, each['loc']))} that must {describe_rule(each)}",
-                f"{show(each['input'])} in {path}",
-                "correct or remove it",
+            Problem(
+                path=f"{place}.{'.'.join(map(str, each['loc']))} of eval.config",
+                rule=describe_rule(each),
+                value=f"{show(each['input'])} in {path}",
+                fix=_value_fix(each),
             )
             for each in found
         ]
+
+
+def _value_fix(error: ErrorDetails) -> str:
+    choices = error.get("ctx", {}).get("expected", "") if error["type"] == "enum" else ""
+    found = nearest(str(error["input"]), [each.strip("',") for each in choices.split()])
+    return f"did you mean {found}?" if found else "correct or remove it"
 
 
 def _key_problems(path: str, place: str, entry: Any, known: Sequence[str]) -> list[Problem]:

@@ -43,8 +43,7 @@ def check_eval_functions(config: RunConfig) -> list[Problem]:
             if field is None:
                 problems.append(problem)
                 continue
-            rule, value = f"have {field} of the set {each.name} that must {problem.rule}", problem.value
-            problems.append(replace(problem, path=KEY, rule=rule, value=value))
+            problems.append(replace(problem, path=f"{field} of the set {each.name} of {KEY}"))
     return problems
 
 
@@ -63,9 +62,9 @@ def _template_problems(each: EvalSetConfig, config: RunConfig) -> Iterator[Probl
         return
     folder = starting_folder(config)
     if folder is not None and read_template(config, applies=True) is None:
-        rule = f"have apply_chat_template of the set {each.name} that must be false with {str(folder)!r}"
+        path, rule = f"apply_chat_template of the set {each.name} of {KEY}", f"be false with {str(folder)!r}"
         fix = "its tokenizer has no chat template; give a model with chat_template.jinja, or prompts that are strings"
-        yield Problem(path=KEY, rule=rule, value="true", fix=fix)
+        yield Problem(path=path, rule=rule, value="true", fix=fix)
 
 
 def _label_problems(each: EvalSetConfig, config: RunConfig) -> Iterator[Problem]:

@@ -76,7 +76,7 @@ def test_a_file_is_resolved_with_the_rollouts_own_sampling(tmp_path: Path) -> No
         (TWO.replace("name: hard, ", ""), "eval.config must have a string as eval.datasets[0].name, got null in"),
         (
             TWO.replace("temperature: 0}", "temperature: -1}"),
-            "eval.datasets[1].temperature that must be >= 0, got",
+            "eval.datasets[1].temperature of eval.config must be >= 0, got",
         ),
         (TWO.replace("name: easy", "name: hard"), "eval.config must give each set a unique name, got hard twice in"),
         ("eval: {datasets: [x]}", "eval.config must have a mapping as eval.datasets[0], got x in"),
@@ -175,12 +175,12 @@ datasets:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rm_type": "maths"}, "eval.datasets[0].rm_type that must be valid"),
-        ({"custom_rm_path": "nodot"}, "eval.datasets[0].custom_rm_path that must be written as package.module:name"),
-        ({"stop": "{a: 1}"}, "eval.datasets[0].stop that must be valid"),
-        ({"stop_token_ids": "[-1]"}, "eval.datasets[0].stop_token_ids.0 that must be >= 0"),
-        ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 that must be valid"),
-        ({"metadata_overrides": "3"}, "eval.datasets[0].metadata_overrides that must be valid"),
+        ({"rm_type": "maths"}, "eval.datasets[0].rm_type of eval.config must be one of exact_match|"),
+        ({"custom_rm_path": "nodot"}, "eval.datasets[0].custom_rm_path of eval.config must be written as package.module:name"),
+        ({"stop": "{a: 1}"}, "eval.datasets[0].stop of eval.config must be a list, got"),
+        ({"stop_token_ids": "[-1]"}, "eval.datasets[0].stop_token_ids.0 of eval.config must be >= 0"),
+        ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 of eval.config must be an integer, got"),
+        ({"metadata_overrides": "3"}, "eval.datasets[0].metadata_overrides of eval.config must be a mapping, got"),
         (
             {"multimodal_keys": "{image: images}"},
             "no eval.datasets[0].multimodal_keys: every set has",
