@@ -116,7 +116,9 @@ def _download(words: list[str]) -> int:
         word, equals, value = remaining.pop(0).partition("=")
         if word.startswith("-") and word not in flags:
             rule = f"have no flags but {' and '.join(flags)}"
-            raise ConfigError([Problem(path="rlscale-data download", rule=rule, value=word, fix="see rlscale-data --help")])
+            raise ConfigError(
+                [Problem(path="rlscale-data download", rule=rule, value=word, fix="see rlscale-data --help")]
+            )
         if word not in flags:
             names.append(word + equals + value)
             continue

@@ -80,7 +80,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "token_budget train_max_tokens_per_gpu max_tokens_per_mb max_tokens_per_micro_batch",
         "batch.log_probs_max_tokens_per_gpu": "log_prob_max_token_len_per_gpu forward_max_token_len_per_gpu "
         "logprob_max_tokens_per_gpu",
-        "batch.balance_data": "balance_batch seq_balance load_balance balance_dp_token",
+        "batch.balance_data": "balance_batch seq_balance load_balance balance_dp_token balance_by_flops",
         # Generation.
         "rollout.max_response_len": "max_completion_length max_new_tokens max_response_length response_length "
         "max_tokens max_gen_len generate_max_len max_resp_len generation_max_length max_output_tokens "
@@ -110,7 +110,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "rollout.num_slots": "num_generation_slots max_batch_slots",
         "rollout.update_mode": "weight_update_mode",
         "sampling.over_sampling_batch_size": "gen_batch_size oversampling_batch_size over_sampling_size "
-        "oversample_batch_size over_sample_rate",
+        "oversample_batch_size over_sample_rate over_sampling_filter_input_size",
         "sampling.partial_rollout": "partial_rollouts use_partial_rollout enable_partial_rollout",
         "sampling.dynamic_filter_path": "dynamic_sampling_filter filter_function filter_fn group_filter",
         "sampling.custom_generate_function_path": "custom_generate_function generate_function custom_generate_fn "
@@ -296,7 +296,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "fault_tolerance.health_check_first_wait_s": "rollout_health_check_first_wait",
         "data.rollout_global_dataset=false": "disable_rollout_global_dataset",
         "router.use_middleware_router": "use_slime_router",
-        "router.timeout_s": "slime_router_timeout",
+        "router.timeout_s": "slime_router_timeout sglang_router_request_timeout_secs",
         "router.max_connections": "slime_router_max_connections",
         "router.health_check_failure_threshold": "slime_router_health_check_failure_threshold",
         "router.middleware_paths": "slime_router_middleware_paths",
@@ -362,7 +362,7 @@ _KEY_WORDS: Mapping[str, str] = MappingProxyType(
         "tracking_backends loggers",
         "logging.wandb.project": "project_name project wandb_proj trainer.project_name",
         "logging.wandb.team": "wandb_entity entity wandb_org wandb_team",
-        "logging.wandb.group": "wandb_group_name",
+        "logging.wandb.group": "wandb_group_name wandb_run_name",
         "logging.wandb.key": "wandb_api_key",
         "logging.wandb.run_id": "wandb_resume_id",
         "logging.wandb.random_suffix=false": "disable_wandb_random_suffix",

@@ -3,6 +3,7 @@
 import csv
 import re
 import shlex
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_every_flag_of_slime_is_answered_with_its_key(flag: str, key: str, inver
     # Two groups have the flag --context-parallel-size.
     assert found.partition("=")[0] in {other for each, other, _ in flags() if each == flag}
     assert not inverse or found == f"{key}=false"
+
+
+@pytest.mark.slow
+def test_every_argument_that_migrates_to_a_key_is_answered_with_it() -> None:
+    """The table of `rlscale-migrate` also has the arguments of older versions of slime."""
+    text = (resources.files("rlscale.migration") / "tables" / "slime.csv").read_text()
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["key"] and row["argument"].startswith("--")]
+    given = {row["argument"]: suggested(advice(row["argument"])).partition("=")[0] for row in rows}
+    wrong = {row["argument"]: given[row["argument"]] for row in rows if given[row["argument"]] != row["key"]}
+    assert len(rows) > 250
+    # Two groups have this flag, and the experiment decides which of them has an effect.
+    assert wrong == {"--context-parallel-size": "fsdp.context_parallel_size"}
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,10 @@ datasets:
     ("change", "message"),
     [
         ({"rm_type": "maths"}, "eval.datasets[0].rm_type of eval.config must be one of exact_match|"),
-        ({"custom_rm_path": "nodot"}, "eval.datasets[0].custom_rm_path of eval.config must be written as package.module:name"),
+        (
+            {"custom_rm_path": "nodot"},
+            "eval.datasets[0].custom_rm_path of eval.config must be written as package.module:name",
+        ),
         ({"stop": "{a: 1}"}, "eval.datasets[0].stop of eval.config must be a list, got"),
         ({"stop_token_ids": "[-1]"}, "eval.datasets[0].stop_token_ids.0 of eval.config must be >= 0"),
         ({"stop_token_ids": "[x]"}, "eval.datasets[0].stop_token_ids.0 of eval.config must be an integer, got"),
