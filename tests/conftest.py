@@ -56,7 +56,6 @@ LONGEST_FIRST = (
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[calculator]",
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[two_agents]",
     f"{RUNS}vision.py::test_the_quickstart",
-    # It starts from the warm-up of the first of them.
     f"{RUNS}agent_examples.py::test_held_out",
     "tests/packaging/test_wheel.py",
     f"{RUNS}tutorial.py",
