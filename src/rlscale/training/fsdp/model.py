@@ -26,6 +26,7 @@ from rlscale.training.fsdp.vision import use_vision_forward
 from rlscale.training.modules.freeze import freeze_parameters
 from rlscale.training.modules.logprob_head import output_layer, replace_with_logprob_head
 from rlscale.training.modules.lora import add_adapters
+from rlscale.training.modules.recompute import recompute_activations
 from rlscale.training.modules.value_head import use_value_head
 
 DTYPES = {ComputeDtype.bfloat16: torch.bfloat16, ComputeDtype.float32: torch.float32}
@@ -91,15 +92,6 @@ def load_sharded(
     else:
         load_shards(model, weights, mesh=mesh)
     return model
-
-
-def recompute_activations(model: PreTrainedModel) -> None:
-    """Makes every decoder layer keep its input alone for the backward pass."""
-    # transformers before 5.18 knows the older name only; later ones warn of it.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    # Versions before 5.18 recompute with reentrant autograd by default, which gives a layer no gradient if its input
-    # needs none: the first one, where only adapters are trained. The first argument has another name in each version.
-    enable({"use_reentrant": False})
 
 
 def _shard(model: PreTrainedModel, *, mesh: DeviceMesh, train: TrainConfig) -> None:

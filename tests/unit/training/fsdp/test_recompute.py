@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlscale.config import LoraConfig
 from rlscale.training.fsdp.backend import FsdpBackend
-from rlscale.training.fsdp.model import recompute_activations
+from rlscale.training.modules.recompute import recompute_activations
 from tests.unit.training.rollouts import RAGGED, make_batch, plan, spec
 
 pytestmark = pytest.mark.usefixtures("world")
