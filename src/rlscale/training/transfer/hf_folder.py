@@ -14,10 +14,9 @@ from transformers.utils.hub import cached_file
 
 from rlscale.models.hf_models import load_tokenizer
 from rlscale.models.image_processor import has_images
-from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, HfWriter, WrittenFiles, name_files
+from rlscale.training.transfer.hf_writer import MAX_FILE_BYTES, PROCESSOR_FILES, HfWriter, WrittenFiles, name_files
 
 GENERATION_FILE = "generation_config.json"
-PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
 def write_model_files(folder: Path, *, source: str, dtype: torch.dtype) -> None:

@@ -21,6 +21,9 @@ _LENGTH_BYTES = 8
 _HEADER_BYTES = 2**16
 """Room for length and header at the start of a file: about 500 tensors."""
 
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Files of the image processor of a model that reads images."""
+
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -32,6 +35,7 @@ MODEL_FILES = (
     "merges.txt",
     "added_tokens.json",
     "tokenizer.model",
+    *PROCESSOR_FILES,
 )
 """Files of a model in addition to its weights; some models lack some of them."""
 
@@ -147,7 +151,7 @@ def _part(rank: int, number: int) -> str:
 
 
 def copy_model_files(source: str, target: Path) -> None:
-    """Copies configuration and tokenizer of a folder or hub id into an existing folder.
+    """Copies configuration, tokenizer and image processor of a folder or hub id into an existing folder.
 
     Raises:
         DataError: config.json is missing.
