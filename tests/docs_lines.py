@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     r"algo\.custom_reducer_function_path=.*": (*QUICKSTART, *TWO),
     r"train\.rollout_data_postprocess_path=.*": (*QUICKSTART, *TWO),
     r"experiment=quickstart_warmup": ("batch.rollout_batch_size=8", *TWO),
-    r"\+experiment=quickstart_vision '.*": (
+    r"\+experiment=quickstart_vision ('|train=megatron ).*": (
         "batch.rollout_batch_size=4",
         "eval.interval=null",
         "eval.stop_reward=null",

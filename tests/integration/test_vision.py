@@ -23,6 +23,13 @@ SHORT = (
     "optim.lr=1e-2",
 )
 
+MEGATRON = (
+    "train=megatron",
+    "train.dtype=float32",
+    "megatron.tensor_model_parallel_size=2",
+    "model.num_key_value_heads=2",
+)
+
 
 @pytest.mark.parametrize(
     "model",
@@ -30,10 +37,11 @@ SHORT = (
         ("model=tiny_qwen3_vl", "model.head_dim=16"),
         pytest.param(("model=tiny_qwen2_5_vl",), marks=pytest.mark.nightly),
         pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", "train.lora.rank=4"), marks=pytest.mark.nightly),
+        pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON), marks=pytest.mark.nightly),
     ],
 )
 def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Command, model: tuple[str, ...]) -> None:
-    done = command.run(*SHORT, *model, *TINY, small=False)
+    done = command.run(*SHORT, *TINY, *model, small=False)
     assert done.code == 0, done.err
     trained = [m for m in command.metrics() if "train/loss" in m]
     # The engine computes with the weights of every sync, those of the tower too.

@@ -46,6 +46,12 @@ CONFIG_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Key of the group `model` -> its names in `config.json`, which differ between families. The first one found counts."""
 
 
+def flat_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """A `config.json` whose fields of the decoder, which models with images have in an object, are at the top level."""
+    # `vision_config` has fields of the same names, so it stays an object.
+    return {**(config_json.get("text_config") or {}), **config_json}
+
+
 def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture fields of a `config.json`, by key of the group `model`. Fields that it does not set are absent.
 
@@ -55,8 +61,7 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config_json: its content.
     """
-    # Models with images have the fields of their decoder in an object; `vision_config` has the same names.
-    config_json = {**(config_json.get("text_config") or {}), **config_json}
+    config_json = flat_config(config_json)
     # transformers 5 writes the RoPE theta into `rope_parameters`; earlier versions wrote it at the top level.
     rope = config_json.get("rope_parameters")
     values = {**(rope if isinstance(rope, Mapping) else {}), **config_json}

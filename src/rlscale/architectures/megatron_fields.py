@@ -9,7 +9,7 @@ from typing import Any
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family, load_families, names_with
-from rlscale.architectures.hf_config import hf_fields
+from rlscale.architectures.hf_config import flat_config, hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
 from rlscale.architectures.sigmoid_fields import check_sigmoid, sigmoid_fields
 from rlscale.errors import Problem, show
@@ -61,6 +61,7 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config_json: of a family that Megatron-core trains.
     """
+    config_json = flat_config(config_json)
     fields, family = hf_fields(config_json), find_family(config_json.get("model_type"))
     found = {
         "normalization": "RMSNorm",
@@ -101,6 +102,7 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
         path = "model.name" if keys.family is not None else "model.model_type"
         rule = f"be one of {', '.join(names_with('megatron'))} with train.backend=megatron"
         return [Problem(path=path, rule=rule, value=family, fix=_USE_FSDP)]
+    config_json = flat_config(config_json)
     problems = _check_layers(config_json)
     if has_latent_attention(config_json):
         problems += check_mla(config_json, fix=_USE_FSDP)
@@ -171,7 +173,7 @@ def check_rope_type(config_json: Mapping[str, Any], given: str) -> list[Problem]
 
 def read_rope_type(config_json: Mapping[str, Any]) -> str:
     """The value of `megatron.rope_type` for a model: `rope` or `yarn`."""
-    return "yarn" if _rope_parameters(config_json)["rope_type"] == "yarn" else "rope"
+    return "yarn" if _rope_parameters(flat_config(config_json))["rope_type"] == "yarn" else "rope"
 
 
 def check_bridge(family: str, keys: MegatronKeys, *, is_mixed: bool = False) -> list[Problem]:
@@ -240,6 +242,8 @@ def _rope_parameters(config_json: Mapping[str, Any]) -> Mapping[str, Any]:
     """`rope_parameters`, with `rope_type`. Older files have `rope_scaling`, some of them with the key `type`."""
     rope = dict(config_json.get("rope_parameters") or config_json.get("rope_scaling") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] == "mrope":  # of Qwen2.5-VL: the default frequencies, for three rows of positions
+        rope["rope_type"] = "default"
     return rope
 
 

@@ -23,6 +23,13 @@ class VisionFamily:
     checkpoint_prefixes: tuple[str, str]
     """Beginnings of the names of the vision tower and of the decoder in published checkpoints."""
 
+    def in_memory(self, name: str) -> str:
+        """The name that transformers gives to the parameter of a tensor in a published checkpoint."""
+        for found, known in zip(self.checkpoint_prefixes, ("model.visual.", "model.language_model."), strict=True):
+            if name.startswith(found):
+                return known + name.removeprefix(found)
+        return name
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionLayout:

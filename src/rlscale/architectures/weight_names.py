@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 
@@ -39,6 +39,11 @@ class Weight:
         names = tuple(name.format(**numbers) for name in self.hf)
         return replace(self, megatron=self.megatron.format(**numbers), hf=names)
 
+    def moved(self, prefix: str) -> Weight:
+        """The same weight in a model whose decoder has the names `prefix` instead of `model.`."""
+        names = tuple(prefix + name.removeprefix("model.") if name.startswith("model.") else name for name in self.hf)
+        return replace(self, hf=names)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HfNames:
@@ -51,6 +56,11 @@ class HfNames:
     expert: tuple[Weight, ...] = ()  # of each of its experts
     norms: tuple[Weight, ...] = ()  # at the end of every layer
     after: tuple[Weight, ...]
+
+    def moved(self, prefix: str) -> HfNames:
+        """The names of a model whose decoder has the names `prefix` instead of `model.`."""
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return replace(self, **{name: tuple(each.moved(prefix) for each in weights) for name, weights in parts.items()})
 
     def layer_weights(
         self, index: int, *, num_experts: int, without: frozenset[str] = frozenset()

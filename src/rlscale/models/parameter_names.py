@@ -11,6 +11,7 @@ from typing import Any
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family, load_families
 from rlscale.architectures.hf_config import hf_fields, tiny_model_fields
+from rlscale.architectures.vision import VisionFamily
 from rlscale.architectures.weight_names import Weight
 from rlscale.models.model_path import WEIGHT_FILES
 
@@ -19,7 +20,7 @@ _MAX_HEADER_BYTES = 100 << 20
 _EXPERT = re.compile(
     r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:(gate_proj|up_proj|w1|w3)|down_proj|w2)\.weight"
 )
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
 _BUFFERS = (".e_score_correction_bias", ".inv_freq")
 """Tensors of a checkpoint that are no parameters."""
 
@@ -44,8 +45,9 @@ def tiny_parameters(build: str, given: Mapping[str, Any]) -> list[str] | None:
         given: values of the config group `model`. None: the default.
     """
     fields = tiny_model_fields(build) | {name: value for name, value in given.items() if value is not None}
-    names = find_family(fields["model_type"]).hf_names
-    if names is None:
+    family = find_family(fields["model_type"])
+    names = family.hf_names
+    if names is None or family.vision is not None:  # the table has no tower
         return None
     without = Architecture.from_fields(fields).missing_features
     weights: list[Weight] = list(names.before)
@@ -66,7 +68,7 @@ def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[st
         names: of parameters, as transformers names them.
         model_type: of `config.json`.
     """
-    family = find_family(model_type).hf_names
+    family, vision = find_family(model_type).hf_names, find_family(model_type).vision
     given, groups = set(names), []
     layers = sorted({int(found[1]) for name in given if (found := _LAYER.match(name))})
     for layer in layers if family is not None else ():
@@ -74,14 +76,16 @@ def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[st
         # Every kind of layer: names that the model does not have are skipped below.
         weights = (weight for kind in (0, 1) for weight, _ in family.layer_weights(layer, num_experts=kind))
         for weight in weights:
-            group = [name for name in in_memory(weight.hf, is_tied=False) if name in given]
+            group = [name for name in in_memory(weight.hf, is_tied=False, vision=vision) if name in given]
             if len(group) > 1 and group not in groups:
                 groups.append(group)
     return groups
 
 
-def in_memory(tensors: Sequence[str], *, is_tied: bool) -> list[str]:
-    """Names that transformers gives to the parameters of these tensors."""
+def in_memory(tensors: Sequence[str], *, is_tied: bool, vision: VisionFamily | None = None) -> list[str]:
+    """Names that transformers gives to the parameters of these tensors; `vision` is that of their family."""
+    if vision is not None:
+        tensors = [vision.in_memory(name) for name in tensors]
     return list(dict.fromkeys(_parameter_names(tensors, is_tied=is_tied)))
 
 

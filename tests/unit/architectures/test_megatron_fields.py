@@ -9,7 +9,7 @@ import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlscale.architectures.hf_config import tiny_config_json
-from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS, check_architecture, megatron_fields
+from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS, check_architecture, megatron_fields, read_rope_type
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
@@ -64,7 +64,7 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
         (
             {"model_type": "gpt_oss"},
             "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, mimo, "
-            "minimax_m2, qwen2, qwen3, qwen3_moe",
+            "minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
@@ -252,3 +252,20 @@ def test_sigmoid_routing_has_no_softmax_to_place() -> None:
         assert problems_of(config_json, megatron=megatron) == []
     softmax = problems_of(MOE, megatron=MegatronConfig(core_args={"moe_router_pre_softmax": True}))
     assert softmax == ["megatron.moe_router_pre_softmax must be false, as in config.json, got true; remove it"]
+
+
+def test_the_decoder_of_a_model_with_images_is_that_of_its_family() -> None:
+    replaced = ("model_type", "rope_parameters", "attention_bias")
+    plain = {name: value for name, value in QWEN3.items() if name not in replaced}
+    rotary = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    # Published files of Qwen2.5-VL have the fields of the decoder at the top, those of Qwen3-VL in an object.
+    flat = {**plain, "model_type": "qwen2_5_vl", "rope_scaling": rotary, "vision_config": {"hidden_act": "gelu"}}
+    text = {**plain, "rope_scaling": {**rotary, "type": "default"}, "rms_norm_eps": 1e-5}
+    nested = {"model_type": "qwen3_vl", "text_config": text}
+    for config_json in (flat, nested):
+        assert problems_of(config_json) == []
+        assert read_rope_type(config_json) == "rope"
+    assert megatron_fields(nested)["layernorm_epsilon"] == 1e-5 and megatron_fields(nested)["qk_layernorm"]
+    assert megatron_fields(flat)["add_qkv_bias"] and not megatron_fields(nested)["add_qkv_bias"]
+    (found,) = problems_of({**nested, "text_config": {**text, "hidden_act": "gelu"}})
+    assert "must have hidden_act=silu" in found

@@ -8,15 +8,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlscale.architectures.family import find_family
 from rlscale.config import TrainConfig
 from rlscale.models.parameter_names import in_memory
 from rlscale.training.megatron.hf_mapping.adapter_mapping import map_adapters
-from rlscale.training.megatron.hf_mapping.mapping import OUTPUT_LAYER, OWN_PREFIX, MappedWeight, map_weights
+from rlscale.training.megatron.hf_mapping.mapping import (
+    EMBEDDING,
+    OUTPUT_LAYER,
+    OWN_PREFIX,
+    MappedWeight,
+    map_weights,
+)
 from rlscale.training.megatron.model.adapted_layers import find_layer_adapters
 from rlscale.training.megatron.model.megatron_model import MTP, MegatronModel
 from rlscale.training.modules.freeze import trained_names
-
-EMBEDDING = "embedding.word_embeddings.weight"
 
 
 def mapped_parameters(model: MegatronModel) -> Iterator[tuple[str, nn.Parameter, MappedWeight | None]]:
@@ -100,4 +105,5 @@ def _transformers_names(name: str, mapped: MappedWeight | None, *, model: Megatr
     if mapped is None:
         # transformers keeps the value head in the place of the output layer.
         return [f"lm_head.{name.removeprefix(OWN_PREFIX)}"]
-    return in_memory(mapped.weight.hf, is_tied=model.architecture.is_tied)
+    vision = find_family(model.architecture.family).vision
+    return in_memory(mapped.weight.hf, is_tied=model.architecture.is_tied, vision=vision)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from rlscale.config import QkvFormat
 from rlscale.errors import DataError
+from rlscale.models.image_processor import ImageProcessor, has_images, load_image_processor
 from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
 from rlscale.training.loss.column_outputs import gather_columns
 from rlscale.training.loss.logprob_collector import LogprobCollector
@@ -44,6 +45,7 @@ class MegatronRank:
     device: torch.device
     dims: ParallelDims
     offloader: Offloader
+    processor: ImageProcessor | None = None  # of a model with images
     async_saver: AsyncSaver | None  # writes checkpoints concurrently with training; None: saves are synchronous
 
     @classmethod
@@ -64,6 +66,7 @@ class MegatronRank:
             device=device,
             dims=dims,
             offloader=make_offloader(spec.offload, device=device),
+            processor=load_image_processor(spec.model_path) if has_images(spec.model_path) else None,
             async_saver=AsyncSaver(timeout_minutes=spec.timeout_minutes) if spec.megatron.async_save else None,
         )
 
@@ -128,6 +131,8 @@ class MegatronRank:
             context=dims.context,
             # Sequence parallelism divides the positions over the tensor-parallel ranks.
             multiple=dims.tensor_size if megatron.core_args.get("sequence_parallel") else 1,
+            processor=self.processor,
+            has_tower=dims.stage == 0,
             num_mtp=int(megatron.core_args.get("mtp_num_layers") or 0) if megatron.enable_mtp_training else 0,
         )
         if self.spec.train.qkv_format == QkvFormat.bshd:

@@ -15,6 +15,7 @@ from tests.unit.config.rules.valid_config import (
 SEQUENCE_PARALLEL = {"sequence_parallel": True}
 MTP: Values = {**MEGATRON, CORE_ARGS: {"mtp_num_layers": 1}}
 UNSHARDED_EXPERTS = {"expert_tensor_parallel_size": 1}
+IMAGES: Values = {**MEGATRON, "model.build": "tiny_qwen3_vl", "model.model_type": "qwen3_vl", "model.num_layers": 4}
 ONE_LENGTH: Values = {
     "megatron.variable_seq_lengths": False,
     "batch.use_dynamic_batch_size": True,
@@ -318,5 +319,40 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, "model.padded_vocab_size": 101, TENSOR: 4},
         "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or remove it",
         {**MEGATRON, "model.padded_vocab_size": 104, TENSOR: 4},
+    ),
+    *(
+        (
+            "vision_towers_fit_megatron",
+            {**IMAGES, path: value},
+            f"{key} must be {needed} with train.backend=megatron and model.model_type=qwen3_vl (not supported yet), ",
+            IMAGES,
+        )
+        for path, value, key, needed in (
+            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1"),
+            (CORE_ARGS, {"sequence_parallel": True}, "megatron.sequence_parallel", "false"),
+            (CORE_ARGS, {"apply_rope_fusion": True}, "megatron.apply_rope_fusion", "false"),
+            (
+                CORE_ARGS,
+                {"pipeline_model_parallel_layout": "Et|tmL"},
+                "megatron.pipeline_model_parallel_layout",
+                "null",
+            ),
+            ("train.lora.rank", 4, "train.lora.rank", "0"),
+            ("optim.name", "muon", "optim.name", "adam"),
+            ("algo.advantage_estimator", "ppo", "algo.advantage_estimator", "one without a critic"),
+        )
+    ),
+    (
+        "deepstack_fits_the_first_chunk",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 4},
+        "megatron.pipeline_model_parallel_size must leave the first 2 layers, which add deepstack features, to the "
+        "first chunk, got 4, which leaves it 1; set it to 2 or less",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2},
+    ),
+    (
+        "deepstack_fits_the_first_chunk",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {"virtual_pipeline_model_parallel_size": 2}},
+        "chunk, got 2, which leaves it 1; set it to 1 or less",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {"num_layers_in_last_pipeline_stage": 1}},
     ),
 ]

@@ -20,7 +20,7 @@ from rlscale.driver.preflight.model_sources import (
 )
 from rlscale.driver.trainer_spec import model_source, starting_weights
 from rlscale.models.megatron_folder import torch_dist_folder
-from rlscale.models.parameter_names import folder_parameters, tiny_parameters
+from rlscale.models.parameter_names import folder_parameters, merged_by_megatron, tiny_parameters
 from rlscale.models.resolve_model import resolve_model
 from tests.unit.config.rules.valid_config import config_with
 from tests.weight_files import write_no_weights
@@ -257,6 +257,16 @@ def test_patterns_match_whole_parameters_of_megatron(build: str) -> None:
     assert all("must match all or none of model.layers.0.self_attn.q_proj.weight, " in str(each) for each in found)
     assert check_trained_parameters(config_with({**whole, **megatron})) == []
     assert check_trained_parameters(config_with({**part, **megatron, "train.backend": "fsdp"})) == []
+
+
+@pytest.mark.parametrize(("model_type", "groups"), [("qwen3_vl", 2), ("qwen2_5_vl", 3)])
+def test_merged_parameters_of_models_with_images_have_their_names_in_transformers(model_type: str, groups: int) -> None:
+    layer, tower = "model.language_model.layers.1.", "model.visual.blocks.0.attn.qkv.weight"
+    attention = [f"{layer}self_attn.{each}_proj.{kind}" for kind in ("weight", "bias") for each in "qkv"]
+    mlp = [f"{layer}mlp.{each}_proj.weight" for each in ("gate", "up")]
+    names = [*attention[: 3 * (groups - 1)], *mlp, tower, "lm_head.weight"]
+    found = merged_by_megatron(names, model_type)
+    assert found == [*([attention[:3], attention[3:]][: groups - 1]), mlp]
 
 
 def test_patterns_match_parameters_of_a_tower(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from rlscale.errors import DataError
 from rlscale.training.megatron.hf_mapping.bridge import load_by_bridge
 from rlscale.training.megatron.hf_mapping.mapping import (
+    EMBEDDING,
     OUTPUT_LAYER,
     OWN_PREFIX,
-    MappedWeight,
     head_sizes,
     map_weights,
     shard_of_rank,
@@ -50,9 +50,8 @@ def load_hf(model: MegatronModel, path: str) -> None:
     by_name = {mapped.weight.megatron: mapped for mapped in map_weights(model.architecture)}
     sizes = head_sizes(model.architecture)
     if model.architecture.is_tied:
-        # The last pipeline stage holds a copy of the embedding, which is the first weight, as its output layer.
-        embedding = next(iter(by_name.values()))
-        by_name[OUTPUT_LAYER] = MappedWeight(weight=embedding.weight)
+        # The last pipeline stage holds a copy of the embedding as its output layer.
+        by_name[OUTPUT_LAYER] = by_name[EMBEDDING]
     for name, weight in model.named_weights():
         if name.startswith(OWN_PREFIX):
             continue

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from megatron.core import parallel_state
 
 from rlscale.architectures.family import find_family
+from rlscale.architectures.tower_shape import PREFIX
 from rlscale.architectures.weight_names import Weight
 from rlscale.training.megatron.hf_mapping.sharding import HeadSizes, Shard
 from rlscale.training.megatron.model.transformer_config import MegatronArchitecture
+from rlscale.training.megatron.model.vision import TOWER
 
+EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT_LAYER = "output_layer.weight"
 OWN_PREFIX = "value_head."
 """Prefix of parameters that Hugging Face does not have."""
@@ -34,7 +37,7 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
         names = family.plain_query_names
     assert names is not None, f"{family.name} has no table of weight names"
     frequency, without = config.moe_layer_freq, architecture.architecture.missing_features
-    for weight in names.before:
+    for weight in (*_tower_weights(architecture), *names.before):
         yield MappedWeight(weight=weight)
     for i in range(config.num_layers):
         # An int means that every layer has experts: other steps arrive as a list with one entry per layer.
@@ -51,6 +54,18 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
     for weight in names.after:
         if weight.megatron != OUTPUT_LAYER or not architecture.is_tied:
             yield MappedWeight(weight=weight)
+
+
+def _tower_weights(architecture: MegatronArchitecture) -> Iterator[Weight]:
+    """The weights of the vision tower, if there is one."""
+    vision = find_family(architecture.family).vision
+    if vision is None:
+        return
+    (prefix, _), tower = vision.checkpoint_prefixes, architecture.architecture.tower
+    assert tower is not None, "load_architecture reads the shape of the tower"
+    for known, _ in tower.named_shapes():
+        name = known.removeprefix(PREFIX)
+        yield Weight(megatron=f"{TOWER}{name}", hf=(f"{prefix}{name}",))
 
 
 def head_sizes(architecture: MegatronArchitecture) -> HeadSizes:

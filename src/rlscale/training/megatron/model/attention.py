@@ -25,6 +25,7 @@ from rlscale.training.attention.context_attention import SpanLayout, build_span_
 from rlscale.training.attention.length_buckets import build_length_bucket
 from rlscale.training.attention.packed import PackedLayout, packed_attention
 from rlscale.training.packing.context_parallel import ContextGroup, Span, build_key_rows
+from rlscale.training.packing.image_rows import PackedImages
 from rlscale.types import Int64
 
 _MASK_SLACK = 8
@@ -40,6 +41,7 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has
 
     layout: PackedLayout | SpanLayout | None = None  # for `TorchAttention`
     batch_rows: Int64 | None = None  # row of the batch at each position of this rank, -1 at padding; [T]
+    images: PackedImages | None = None  # on the first pipeline stage of a model with images
     later_ids: tuple[Tensor, ...] = ()  # ids 1, 2, ... tokens later in the same sample, 0 past its end; [1, T] each
 
     @classmethod

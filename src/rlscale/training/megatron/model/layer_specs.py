@@ -34,6 +34,7 @@ from rlscale.training.megatron.model.attention import TorchAttention
 from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
 from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
 from rlscale.training.megatron.model.mtp import make_mtp_spec
+from rlscale.training.megatron.model.vision import DeepstackLayer
 from rlscale.training.megatron.model.wide_norm import WideNormAttention
 
 
@@ -125,7 +126,7 @@ def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, 
         mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=first, linear_fc2=row))
     is_latent = config.multi_latent_attention
     return ModuleSpec(
-        module=TransformerLayer,
+        module=TransformerLayer if family.vision is None else DeepstackLayer,
         submodules=TransformerLayerSubmodules(
             # Other layers have the norm inside their first projection.
             input_layernorm=norm if is_latent else IdentityOp,

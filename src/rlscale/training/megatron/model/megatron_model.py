@@ -15,18 +15,22 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, 
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from rlscale.architectures.family import find_family
+from rlscale.architectures.vision import rotary_rows
 from rlscale.config import ComputeDtype, MegatronConfig, ModelConfig
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.training.loss.user_hooks import NO_CUSTOM
 from rlscale.training.megatron.hooks import ChunkBuilder
 from rlscale.training.megatron.model.adapted_layers import AdapterSettings
+from rlscale.training.megatron.model.attention import PackedSamples
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.layer_specs import block_spec, mtp_spec
 from rlscale.training.megatron.model.mla import set_positions
-from rlscale.training.megatron.model.rotary import ModelRotaryEmbedding, inverse_frequencies
+from rlscale.training.megatron.model.rotary import ImageRotaryEmbedding, ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.model.transformer_config import MegatronArchitecture, load_architecture
+from rlscale.training.megatron.model.vision import build_tower, image_features
 from rlscale.training.megatron.parallel_dims import ParallelDims
 from rlscale.training.modules.value_head import ValueHead, squeeze_values
 
@@ -87,6 +91,54 @@ class MegatronDecoder(GPTModel):  # type: ignore[misc]  # Megatron-core has no t
             return weight
         own: nn.Parameter = self.output_layer.weight
         return own
+
+
+class VisionDecoder(MegatronDecoder):
+    """A pipeline chunk of a model with images. The first one has the vision tower.
+
+    Args:
+        vision_config: of the tower.
+        options: as `GPTModel`.
+    """
+
+    def __init__(self, *, config: TransformerConfig, vision_config: PreTrainedConfig, **options: Any) -> None:
+        super().__init__(config=config, **options)
+        if self.pre_process:
+            recompute = config.recompute_granularity == "full"
+            self.vision_tower = build_tower(vision_config, dtype=config.params_dtype, recompute=recompute)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        packed_seq_params: PackedSamples,
+        **options: Any,
+    ) -> Tensor:
+        """As `MegatronDecoder`, of packed samples.
+
+        Args:
+            input_ids: [1, T]
+            position_ids: of the text, and of frames, rows and columns, [4, 1, T]; without images [1, T].
+            attention_mask: None.
+            packed_seq_params: with the images on the first stage.
+            options: as `GPTModel.forward`.
+        """
+        # The rows of the text repeat its positions.
+        rows = position_ids[1:] if position_ids.dim() == 3 else position_ids.expand(3, -1, -1)
+        images = packed_seq_params.images
+        if self.pre_process and images is not None:
+            embedded = self.embedding(input_ids=input_ids, position_ids=None)
+            features, deepstack = image_features(self.vision_tower, images)
+            options["decoder_input"] = embedded.index_copy(0, images.rows, features.to(embedded.dtype).unsqueeze(1))
+            options["extra_block_kwargs"] = {"context": deepstack}
+            num_layers = len(self.decoder.layers)
+            assert deepstack is None or len(deepstack) <= num_layers, "a config rule keeps these layers here"
+        hidden: Tensor = super().forward(
+            input_ids, rows, attention_mask, packed_seq_params=packed_seq_params, **options
+        )
+        return hidden
 
 
 class MegatronValueDecoder(MegatronDecoder):
@@ -201,7 +253,10 @@ def build_model(
         assert get_cuda_rng_tracker().get_states(), "the random generators of Megatron-core must be seeded first"
         virtual = architecture.transformer.virtual_pipeline_model_parallel_size
         stages = [None] if virtual is None else list(range(virtual))
-        kind = MegatronValueDecoder if has_value_head else MegatronDecoder
+        kind: type[MegatronDecoder] = MegatronValueDecoder if has_value_head else MegatronDecoder
+        if architecture.vision_config is not None:
+            assert not has_value_head, "a config rule excludes critics that read images"
+            kind = VisionDecoder
         builders = [_make_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
         chunks = [each.build_with(model.custom_model_provider_path, custom) for each in builders]
         for chunk in chunks:
@@ -223,10 +278,11 @@ def _make_builder(
     kind: type[MegatronDecoder], architecture: MegatronArchitecture, *, megatron: MegatronConfig, vp_stage: int | None
 ) -> ChunkBuilder:
     config, where = architecture.transformer, {"ignore_virtual": False, "vp_stage": vp_stage}
-    family = find_family(architecture.family)
+    family, vision_config = find_family(architecture.family), architecture.vision_config
     return ChunkBuilder(
         kind,
-        {
+        ({} if vision_config is None else {"vision_config": vision_config})
+        | {
             "config": config,
             "transformer_layer_spec": block_spec(config, family=family, vp_stage=vp_stage),
             "mtp_block_spec": mtp_spec(config, family=family, vp_stage=vp_stage),
@@ -235,7 +291,7 @@ def _make_builder(
             "pre_process": parallel_state.is_pipeline_first_stage(**where),
             "post_process": parallel_state.is_pipeline_last_stage(**where),
             "share_embeddings_and_output_weights": architecture.is_tied,
-            "position_embedding_type": "rope",
+            "position_embedding_type": "rope" if vision_config is None else "mrope",
             "pg_collection": ProcessGroupCollection.use_mpu_process_groups(),
             "vp_stage": vp_stage,
         },
@@ -251,6 +307,11 @@ def _set_rotary_embedding(chunk: MegatronDecoder, architecture: MegatronArchitec
             set_positions(layer.self_attention, architecture.hf_config)
         return
     frequencies = inverse_frequencies(architecture.hf_config, head_dim=config.kv_channels)
+    vision = find_family(architecture.family).vision
+    if vision is not None:
+        rows = rotary_rows(config.mrope_section, interleaved=vision.interleaved_rotary)
+        chunk.rotary_pos_emb = ImageRotaryEmbedding(frequencies, rows)
+        return
     chunk.rotary_pos_emb = ModelRotaryEmbedding(
         frequencies, is_interleaved=config.rotary_interleaved, cp_group=chunk.pg_collection.cp
     )

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import torch
 
+from rlscale.models.image_processor import ImageProcessor
 from rlscale.training.megatron.model.attention import PackedSamples, zigzag_positions
 from rlscale.training.megatron.model.mtp_targets import MtpTargets, find_targets, shift_ids
 from rlscale.training.packing.context_parallel import ContextGroup
 from rlscale.training.packing.context_shard import TokenPlaces, shard_entries
+from rlscale.training.packing.image_rows import PackedImages
 from rlscale.training.packing.microbatch import Microbatch, PaddedLayout, SampleRows, lay_out_samples, to_device
 from rlscale.types import Int64, TrainBatch
 
@@ -45,6 +47,8 @@ class PackingOptions:
     context: ContextGroup | None = None  # the ranks that share each sample; None: this one alone
     multiple: int = 1  # divisor of the positions of a rank, or of a row, for sequence parallelism
     num_mtp: int = 0  # layers for multi-token prediction that are trained
+    processor: ImageProcessor | None = None  # of a model with images
+    has_tower: bool = True  # whether this rank computes the images of such a model
 
 
 def pack_samples(
@@ -58,7 +62,7 @@ def pack_samples(
         options: of the rank.
         num_positions: lower limit, over all ranks of the context group together.
     """
-    rows = lay_out_samples(batch, sample_indices, share_prompts=False)
+    rows = lay_out_samples(batch, sample_indices, share_prompts=False, processor=options.processor)
     widths = _packed_widths(rows.lengths, context=options.context, multiple=options.multiple, least=num_positions)
     micro = _build_microbatch(rows, widths, options=options, is_padded=False)
     if not len(sample_indices):
@@ -112,12 +116,18 @@ def _build_microbatch(
     if params is not None:
         later = [shift_ids(ids, widths, shift=k)[own] for k in range(1, num_mtp + 1)]
         params.later_ids = tuple(to_device(each[None], device) for each in later)
+        params.images = _place_images(rows, slots, options=options)
     find = partial(find_targets, rows, slots, places=places, context=context, device=device)
     num_rows = len(widths) if is_padded else 1
+    position_ids = positions[own].reshape(num_rows, -1)
+    if rows.images is not None:
+        # Of the text, and of frames, rows and columns, as on FSDP2; those of padding are equal. [4, 1, P]
+        position_ids = np.tile(positions, (4, 1, 1))
+        position_ids[1:, 0, slots] = rows.images.positions
     whole = PaddedLayout(num_tokens=len(rows.tokens), num_slots=len(ids))
     return MegatronMicrobatch(
         input_ids=to_device(ids[own].reshape(num_rows, -1), device),
-        position_ids=to_device(positions[own].reshape(num_rows, -1), device),
+        position_ids=to_device(position_ids, device),
         packing=whole if params is None or params.layout is None else params.layout,
         params=params,
         mtp=tuple(find(depth=k) for k in range(1, num_mtp + 1)),
@@ -128,6 +138,14 @@ def _build_microbatch(
         batch_rows=rows.trainable_batch_rows,
         shard=shard,
     )
+
+
+def _place_images(rows: SampleRows, slots: Int64, *, options: PackingOptions) -> PackedImages | None:
+    """The images, with the positions after padding that get their features."""
+    if rows.images is None or options.processor is None or not options.has_tower:
+        return None
+    found = rows.images.packed(options.processor, None, options.device)
+    return replace(found, rows=to_device(slots, options.device)[found.rows])
 
 
 def _build_params(

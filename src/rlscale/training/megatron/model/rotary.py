@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -59,3 +60,29 @@ class ModelRotaryEmbedding(RotaryEmbedding):  # type: ignore[misc]  # Megatron-c
             2 * len(frequencies), 1.0, rotary_interleaved=is_interleaved, use_cpu_initialization=True, cp_group=cp_group
         )
         self.inv_freq = frequencies.to(torch.cuda.current_device())
+
+
+class ImageRotaryEmbedding(nn.Module):
+    """Rotary embedding of models with images: each frequency takes its position from one of three rows.
+
+    Args:
+        frequencies: as transformers computes them. [F]
+        rows: index of the row of each frequency, see `rotary_rows`. [F]
+    """
+
+    def __init__(self, frequencies: Tensor, rows: Sequence[int]) -> None:
+        super().__init__()
+        assert len(rows) == len(frequencies), "every frequency has a row"
+        device = torch.cuda.current_device()
+        self.frequencies, self.rows = frequencies.to(device), torch.tensor(rows, device=device)
+
+    def forward(self, position_ids: Tensor, mrope_section: object, cp_group: ProcessGroup | None = None) -> Tensor:
+        """Angles of packed tokens, for both halves of a head: [T, 1, 1, 2 F].
+
+        Args:
+            position_ids: frames, rows and columns. [3, 1, T]
+            mrope_section: of Megatron-core's own embedding, which knows rows in blocks only.
+            cp_group: of one rank: a config rule excludes context parallelism.
+        """
+        angles = position_ids[self.rows, 0].T.float() * self.frequencies
+        return torch.cat((angles, angles), dim=-1)[:, None, None]

@@ -16,6 +16,8 @@ from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.megatron_fields import check_architecture, has_latent_attention, megatron_fields
+from rlscale.architectures.tower_shape import TowerShape
+from rlscale.architectures.vision import VisionLayout
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.rules.model import megatron_keys
 from rlscale.errors import ConfigError
@@ -48,7 +50,8 @@ class MegatronArchitecture:
 
     architecture: Architecture
     family: str  # its table of weight names applies, e.g. `qwen3`
-    hf_config: PreTrainedConfig
+    hf_config: PreTrainedConfig  # of the decoder
+    vision_config: PreTrainedConfig | None  # of the vision tower; None: text only
     transformer: TransformerConfig
     padded_vocab_size: int  # rows of the embedding over all tensor-parallel ranks
 
@@ -90,18 +93,25 @@ def load_architecture(
     core = _transformer_fields(config_json, megatron=megatron, dtype=dtype)
     if find_family(config_json["model_type"]).sigmoid_experts:
         core = {**BIAS_DEFAULTS, **core}
+    text = config.get_text_config()
+    architecture, num_parts = Architecture.from_config_json(config_json), megatron.tensor_model_parallel_size
+    has_images = find_family(config_json["model_type"]).vision is not None
+    if has_images:
+        core["mrope_section"] = list(VisionLayout.from_config_json(config_json).rotary_sections)
+        tower = TowerShape.from_config(config.model_type, config_json["vision_config"])
+        architecture = replace(architecture, tower=tower)
     if has_latent_attention(config_json):
-        sizes = latent_sizes(hf_fields(config_json), config)
+        sizes = latent_sizes(hf_fields(config_json), text)
         transformer = MLATransformerConfig(**{**core, **sizes})
     else:
         transformer = TransformerConfig(**core)
-        for name, value in yarn_fields(config).items():
+        for name, value in yarn_fields(text).items():
             setattr(transformer, name, value)  # not dataclass fields, but attention reads them
-    architecture, num_parts = Architecture.from_config_json(config_json), megatron.tensor_model_parallel_size
     return MegatronArchitecture(
         architecture=architecture,
         family=model.name or config.model_type,
-        hf_config=config,
+        hf_config=text,
+        vision_config=config.vision_config if has_images else None,
         transformer=transformer,
         # Rounded up to a multiple of the ranks.
         padded_vocab_size=model.padded_vocab_size or -(-architecture.vocab_size // num_parts) * num_parts,

@@ -1,0 +1,84 @@
+"""Images on Megatron-core: the vision tower of transformers before the decoder, and its features inside of it.
+
+    pixels ─ vision tower ─┬─ features ──────────────┐
+                           └─ deepstack ─────────────┼──────────────┐
+    token ids ─ embedding ───────────────────────────┴─ layer 0 ────┴─ layer 1 ─ ...
+
+The first pipeline stage has the tower. Every tensor-parallel rank computes it whole from the same pixels and gets the
+same gradients, so they are not summed.
+
+Shape legend: T packed tokens, N image tokens among T, K layers with deepstack, H hidden width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from rlscale.training.megatron.model.attention import PackedSamples
+from rlscale.training.modules.recompute import recompute_activations
+from rlscale.training.packing.image_rows import PackedImages
+
+TOWER = "vision_tower."
+"""Prefix of the parameters of the vision tower and its projectors; the rest of a name is that of transformers."""
+
+
+def build_tower(config: PreTrainedConfig, *, dtype: torch.dtype, recompute: bool) -> PreTrainedModel:
+    """Builds a vision tower with uninitialised weights on the current device.
+
+    Args:
+        config: the `vision_config` of a model.
+        dtype: of parameters and activations.
+        recompute: keep only the input of each block for the backward pass.
+    """
+    make: Any = AutoModel.from_config  # transformers has no types here
+    with no_init_weights():
+        # Patches of an image see each other, so the packed attention of the decoder is no choice.
+        tower: PreTrainedModel = make(config, dtype=dtype, attn_implementation="sdpa")
+    if recompute:
+        recompute_activations(tower)
+    if torch.cuda.is_available():
+        # Kernels of GPUs may add in another order on each rank, which would let the copies of the tower drift apart.
+        # Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
+        for parameter in tower.parameters():
+            parameter.average_gradients_across_tp_domain = True  # type: ignore[attr-defined]
+    nn.Module.to(tower, torch.cuda.current_device())
+    return tower
+
+
+def image_features(tower: PreTrainedModel, images: PackedImages) -> tuple[Tensor, Tensor | None]:
+    """The features of image tokens, [N, H], and those that deepstack adds later, [K, N, H], or None."""
+    found: Any = tower(images.pixels.to(tower.dtype), grid_thw=images.grids, return_dict=True)
+    deepstack = getattr(found, "deepstack_features", None)
+    later = torch.stack([each[images.features] for each in deepstack]) if deepstack else None
+    return found.pooler_output[images.features], later
+
+
+class DeepstackLayer(TransformerLayer):  # type: ignore[misc]  # Megatron-core has no types
+    """A decoder layer to whose output the features of images are added, if there are any for it.
+
+    They arrive as `context`, which Megatron-core passes to every layer, also to one that is recomputed.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        context: Tensor | None = None,
+        packed_seq_params: PackedSamples | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[T, 1, H] and the context [K, N, H] -> the same shapes."""
+        output, context = super().forward(
+            hidden_states=hidden_states, context=context, packed_seq_params=packed_seq_params, **options
+        )
+        index = self.layer_number - 1  # in the whole model, whose first layers are on the stage of the tower
+        if context is not None and index < len(context):
+            assert packed_seq_params is not None and packed_seq_params.images is not None, "context belongs to images"
+            output = output.index_add(0, packed_seq_params.images.rows, context[index].unsqueeze(1))
+        return output, context
