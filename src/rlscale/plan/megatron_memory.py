@@ -16,7 +16,14 @@ from dataclasses import dataclass, field, replace
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import MegatronConfig
 from rlscale.config.groups.megatron import RecomputeGranularity
-from rlscale.plan.activations import FLOAT32, MicrobatchSpec, default_chunk, head_backward_bytes, head_forward_bytes
+from rlscale.plan.activations import (
+    FLOAT32,
+    MicrobatchSpec,
+    default_chunk,
+    head_backward_bytes,
+    head_forward_bytes,
+    tower_saved_bytes,
+)
 from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.frozen_parameters import NONE_FROZEN, FrozenParameters
 from rlscale.plan.fsdp_memory import TrainerMemory
@@ -117,6 +124,10 @@ def _step_phases(
     widest = max(a.kinds, key=lambda layer: layer_saved_bytes(a, layer, micro, parallel))
     saved = layer_saved_bytes(a, widest, micro, parallel)
     alive = num_layers * (layer_input_bytes(a, micro, parallel) if is_full else saved)
+    tower, frozen = a.tower, work.frozen
+    if tower is not None and frozen.tower_blocks:
+        # The first stage, which is the fullest, computes the tower whole before its layers.
+        alive += tower_saved_bytes(tower, frozen.tower_blocks, micro, is_full)
     backward = layer_backward_bytes(a, widest, micro, parallel) + (saved if is_full else 0.0)
     yield "backward pass", {"activations": in_flight * alive + backward}
     if work.is_critic:

@@ -13,6 +13,8 @@ from rlscale.plan.mtp_layers import NO_MTP, MtpLayers
 UNDIVIDED = ("mlp.gate.weight", "q_a_proj.weight", "kv_a_proj_with_mqa.weight")
 """Matrices that tensor parallelism does not divide: the router, and the projections to latents."""
 
+_TOWER = (ModelPart.tower, ModelPart.projector)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankParameters:
@@ -33,12 +35,14 @@ def rank_parameters(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) ->
     expert = 3 * a.hidden_size * a.expert_size * a.num_experts
     whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
     num_with_experts = min(layers, a.num_expert_layers)
+    # Every rank of the first stage has the whole vision tower.
+    tower = 0 if a.tower is None else a.tower.parameters
     if parallel.pipeline == 1:
-        dense = a.root_parameters + sum(whole[j] * number for j, number in a.kinds.items())
+        dense = a.root_parameters + a.tower_block_parameters + sum(whole[j] * number for j, number in a.kinds.items())
     else:
         # The fullest stage has one of the tables and as many layers of the largest kind as a stage has.
-        dense = a.vocab_size * a.hidden_size + layers * max(whole.values())
-    undivided = mtp.number * _undivided_elements(a, a.num_layers - 1)
+        dense = a.vocab_size * a.hidden_size + layers * max(whole.values()) + tower
+    undivided = tower + mtp.number * _undivided_elements(a, a.num_layers - 1)
     if parallel.pipeline == 1:
         undivided += sum(_undivided_elements(a, j) * number for j, number in a.kinds.items())
     else:
@@ -66,7 +70,7 @@ def trained_parameters(
             sum(each.elements for each in own if not each.is_expert),
             sum(each.elements for each in own if each.is_expert),
             parallel,
-            undivided=sum(each.elements for each in own if each.name.endswith(UNDIVIDED)),
+            undivided=sum(each.elements for each in own if each.name.endswith(UNDIVIDED) or each.part in _TOWER),
         )
         for stage in range(parallel.pipeline)
         if (own := [each for each in left if _is_on(each, stage, parallel, per_stage=per_stage, a=a, mtp=mtp)])
@@ -79,6 +83,8 @@ def _is_on(
 ) -> bool:
     """Whether a stage has a parameter."""
     last = parallel.pipeline - 1
+    if each.part in _TOWER:
+        return stage == 0
     if each.layer is not None:
         return each.layer // per_stage == stage
     if each.part == ModelPart.decoder and each.name.endswith("embed_tokens.weight"):

@@ -15,6 +15,7 @@ from rlscale.plan.fsdp_memory import TrainerMemory
 TOWER = 415_195_904
 """Parameters of the tower of Qwen3-VL-4B with its four projectors."""
 DECODER = 4_022_468_096
+FROZEN_TOWER = "train.freeze_params=['visual[.]']"
 
 
 @cache
@@ -106,3 +107,17 @@ def test_activations_grow_with_the_image_tokens_that_prompts_may_have() -> None:
     assert saved > 24 * 1024 * 2
     more = trainer("fsdp.gradient_checkpointing=false").phases[phase]["activations"]
     assert more > 3 * images.phases[phase]["activations"]
+
+
+def test_every_rank_of_the_first_stage_of_megatron_has_the_whole_tower() -> None:
+    words = ("train=megatron", "megatron.tensor_model_parallel_size=2", "megatron.sequence_parallel=false")
+    size = plan().model.tower
+    assert size is not None
+    whole, frozen = trainer(*words), trainer(*words, FROZEN_TOWER)
+    assert whole.weights == 2 * (DECODER / 2 + size.parameters) == frozen.weights
+    gradients = whole.phases["backward pass"]["gradients"] - frozen.phases["backward pass"]["gradients"]
+    assert gradients == pytest.approx(4 * size.parameters, rel=1e-6)
+    saved = [each.phases["backward pass"]["activations"] for each in (whole, frozen)]
+    assert saved[0] > saved[1]
+    stages = [trainer(*words, "megatron.pipeline_model_parallel_size=2", *more) for more in ((), (FROZEN_TOWER,))]
+    assert stages[0].weights < whole.weights and stages[0].optimizer > stages[1].optimizer
