@@ -36,6 +36,8 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
     layout = megatron.core_args.get("pipeline_model_parallel_layout")
     if layout is not None:
         wrong.append(("megatron.pipeline_model_parallel_layout", "null", layout))
+    if config.model.custom_model_provider_path is not None:
+        wrong.append(("model.custom_model_provider_path", "null", config.model.custom_model_provider_path))
     if lora.rank:
         wrong.append(("train.lora.rank", "0", lora.rank))
     if config.optim.name == OptimizerName.muon:
