@@ -47,7 +47,8 @@ def build_tower(config: PreTrainedConfig, *, dtype: torch.dtype, recompute: bool
         # Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
         for parameter in tower.parameters():
             parameter.average_gradients_across_tp_domain = True  # type: ignore[attr-defined]
-    nn.Module.to(tower, torch.cuda.current_device())
+    module: nn.Module = tower  # whose method has types
+    module.to(torch.cuda.current_device())
     return tower
 
 
