@@ -7,6 +7,7 @@ import pytest
 
 from rlscale.cli.doctor import main
 from rlscale.doctor.catalog import CHECKS
+from rlscale.doctor.check_device import LIBRARIES, MAX_IMPORT_S
 
 WITH_RAY = ("ray", "quickstart")
 LIKE_OTHERS = ("collectives", "fsdp", "attention", "lora", "shared_memory", "disk", "delta", "mfu_small")
@@ -31,6 +32,11 @@ def test_every_check_without_ray_is_fine_on_a_cpu(
     warned = {check["name"] for check in content["checks"] if check["verdict"] == "warning"}
     assert {name for name, verdict in verdicts.items() if verdict not in ("ok", "skipped")} <= warned, text
     assert warned <= {"machine", "imports"}, text
+    (imported,) = (check for check in content["checks"] if check["name"] == "imports")
+    assert [figure["name"] for figure in imported["figures"]] == list(LIBRARIES)
+    # The warning is that of the figures, and of nothing else.
+    total = sum(figure["value"] for figure in imported["figures"])
+    assert ("imports" in warned) == (total > MAX_IMPORT_S), text
     assert {name for name, verdict in verdicts.items() if verdict == "skipped"} == NEEDS_CUDA
     for check in content["checks"]:
         assert check["summary"]

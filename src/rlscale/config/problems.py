@@ -153,6 +153,12 @@ _TYPE_RULES = {
 """Rules of values of a wrong type, by the first word of pydantic's name of the error, e.g. `int_parsing`."""
 
 
+def enum_choices(error: ErrorDetails) -> list[str]:
+    """The values that an enum allows, of an error of type `enum`."""
+    # A sentence of pydantic: 'a', 'b' or 'c'.
+    return re.findall(r"'([^']+)'", error["ctx"]["expected"])
+
+
 def describe_rule(error: ErrorDetails) -> str:
     """The rule that a value breaks, as in `must <rule>`."""
     context: Mapping[str, Any] = error.get("ctx", {})
@@ -178,8 +184,7 @@ def describe_rule(error: ErrorDetails) -> str:
         case "finite_number":
             return "be a finite number"
         case "enum":
-            # A sentence of pydantic: 'a', 'b' or 'c'.
-            return "be one of " + "|".join(re.findall(r"'([^']+)'", context["expected"]))
+            return f"be one of {'|'.join(enum_choices(error))}"
         case str(kind) if (rule := _TYPE_RULES.get(kind.partition("_")[0])) is not None:
             return rule
         case _:

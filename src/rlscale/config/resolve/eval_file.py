@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 
 from rlscale.config.groups.base import DOTTED_PATH, ConfigGroup
 from rlscale.config.groups.reward import RewardType
-from rlscale.config.problems import describe_rule, nearest, show
+from rlscale.config.problems import describe_rule, enum_choices, nearest, show
 from rlscale.config.yaml_aliases import check_aliases, read_yaml_text
 from rlscale.errors import ConfigError, Problem
 
@@ -210,8 +210,7 @@ def _make_set(path: str, place: str, entry: dict[str, Any]) -> EvalFileSet | lis
 
 
 def _value_fix(error: ErrorDetails) -> str:
-    choices = error.get("ctx", {}).get("expected", "") if error["type"] == "enum" else ""
-    found = nearest(str(error["input"]), [each.strip("',") for each in choices.split()])
+    found = nearest(str(error["input"]), enum_choices(error)) if error["type"] == "enum" else None
     return f"did you mean {found}?" if found else "correct or remove it"
 
 

@@ -172,6 +172,14 @@ datasets:
     assert second.eval.n_samples_per_prompt == 2 and second.eval.temperature == 0.5
 
 
+@pytest.mark.parametrize(("word", "fix"), [("maths", "did you mean math?"), ("orr", "correct or remove it")])
+def test_a_misspelt_reward_gets_the_nearest_name(tmp_path: Path, word: str, fix: str) -> None:
+    text = f"datasets: [{{name: a, path: a.jsonl, rm_type: {word}}}]\n"
+    with pytest.raises(ConfigError) as caught:
+        eval_sets(EvalConfig(config=write(tmp_path, text)))
+    assert [problem.fix for problem in caught.value.problems] == [fix]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
