@@ -6,9 +6,10 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from rlscale.data.length_filter import Limit
+from rlscale.data.length_filter import Limit, all_too_long
 from rlscale.data.prompt_reader import DroppedRow
-from rlscale.errors import DataError
+from rlscale.data.rows import no_usable_prompt
+from rlscale.errors import DataError, count_noun
 
 NAMED_ROWS = 10
 """Maximum number of rows listed in a warning; of the others it gives the number."""
@@ -74,8 +75,8 @@ class DroppedRows:
             # 1, 10, 100, ...
             if total == 10 ** (len(str(total)) - 1):
                 _logger.warning(
-                    "%d rows of %s were dropped so far: %s; the last one: %s",
-                    total,
+                    "%s of %s dropped so far: %s; the last one: %s",
+                    count_noun(total, "row"),
                     self._source,
                     _list_reasons(self.counts),
                     _shown(each),
@@ -83,15 +84,16 @@ class DroppedRows:
 
 
 def no_usable_rows(source: str, dropped: Sequence[DroppedRow]) -> DataError:
-    """The error that every row of some files was dropped."""
+    """The error that every row of some files was dropped, once or several times."""
+    dropped = list({each.number: each for each in dropped}.values())
     limits = {each.limit for each in dropped}
     if len(limits) == 1 and (limit := limits.pop()) is not None:
-        reason = f"all {len(dropped)} are longer than {limit.name} ({limit.tokens})"
+        reason = all_too_long(limit, len(dropped))
     else:
         first = next((each for each in dropped if each.limit is None), dropped[0])
         reason = f"all {len(dropped)} were dropped: {_list_reasons(Counter(each.reason for each in dropped))}"
         reason += f"; the first one: {_shown(first)}"
-    return DataError(f"{source} must have at least one usable prompt, got none; {reason}")
+    return no_usable_prompt(source, reason)
 
 
 def _shown(row: DroppedRow) -> str:

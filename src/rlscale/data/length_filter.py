@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlscale.config import EngineKind, RolloutConfig
 from rlscale.config.groups.rollout import SGLANG_SPARE_TOKENS
 from rlscale.errors import count_noun
+
+MAX_TOKEN_CHARS = 1024
+"""No token of a tokenizer has more characters, for checks before one is loaded; in Qwen's the longest has 256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,3 +46,15 @@ def prompt_limit(rollout: RolloutConfig, positions: int | None) -> Limit | None:
         limits.append(Limit(tokens=positions - response, name=name))
     # Of equal limits the last one: the resolve step derives max_prompt_len = max_context_len - 1.
     return min(reversed(limits), key=lambda each: each.tokens, default=None)
+
+
+def num_characters(prompt: str | Sequence[Mapping[str, Any]]) -> int:
+    """Characters of a prompt, or of the contents of its messages."""
+    texts = [prompt] if isinstance(prompt, str) else [str(message["content"]) for message in prompt]
+    return sum(map(len, texts))
+
+
+def all_too_long(limit: Limit, number: int) -> str:
+    """Why none of `number` rows can be used: each exceeds `limit`."""
+    rows = "its only row is" if number == 1 else f"all {number} rows are"
+    return f"{rows} longer than {limit.name} ({count_noun(limit.tokens, 'token')})"

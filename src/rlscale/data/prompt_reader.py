@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.config import DataConfig, OnBadRow
 from rlscale.data.conversations import Conversation, render_conversation
 from rlscale.data.image_fields import check_markers, image_key
-from rlscale.data.length_filter import Limit
+from rlscale.data.length_filter import Limit, num_characters
 from rlscale.data.row_images import row_images, with_image_parts
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
@@ -172,9 +172,7 @@ class PromptReader:
 
     def _exceeded(self, value: str | Sequence[Mapping[str, Any]], label: Any) -> Limit | None:
         """The limit that a row exceeds by its characters alone; None: it has to be tokenised."""
-        texts = [value] if isinstance(value, str) else [str(message["content"]) for message in value]
-        num_chars = sum(map(len, texts))
-        limits = self._limits
+        num_chars, limits = num_characters(value), self._limits
         if self._sft_target != SftTarget.conversations and _exceeds(num_chars, limits.prompt, self._chars_per_token):
             return limits.prompt
         whole = num_chars + (len(str(label)) if self._sft_target == SftTarget.labels else 0)

@@ -137,7 +137,7 @@ def _select(path: str, first: int, number: int, *, is_complete: bool) -> range:
     rows = row_slice(path)
     found = range(first, first + number)[rows]
     if not found:
-        raise no_rows(path, number)
+        raise no_rows(path, number if is_complete or not number else None)
     bounds = [bound for bound in (rows.start, rows.stop) if bound is not None]
     # An exclusive bound may be the number of rows; counted from the end likewise.
     if is_complete and any(bound > number or bound < -number for bound in bounds):

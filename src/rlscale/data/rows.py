@@ -139,10 +139,18 @@ def json_type(value: Any) -> str:
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
-def no_rows(path: str, number: int) -> DataError:
-    """The error that a path selects none of the `number` rows of its files."""
-    found = f"its slice selects none of {count_noun(number, 'row')}" if number else "it has no rows"
-    return DataError(f"{path} must have at least one usable prompt, got none; {found}")
+def no_rows(path: str, number: int | None) -> DataError:
+    """The error that a path selects none of the `number` rows of its files; None: they were not all counted."""
+    if number is None:
+        found = "its slice selects no row"
+    else:
+        found = f"its slice selects none of {count_noun(number, 'row')}" if number else "it has no rows"
+    return no_usable_prompt(path, found)
+
+
+def no_usable_prompt(source: str, reason: str) -> DataError:
+    """The error that files give no prompt."""
+    return DataError(f"{source} must have at least one usable prompt, got none; {reason}")
 
 
 def check_unique_names(names: Sequence[str], file: Path) -> None:

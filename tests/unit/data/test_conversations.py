@@ -183,7 +183,7 @@ def test_conversations_that_are_too_long_are_dropped_with_a_warning(
     assert [prompt.index for prompt in source.take(2)] == [0, 2] and len(source) == 2
     assert f"2 of 4 conversations of {path} are longer than the model's positions (10 tokens)" in caplog.text
     assert "were dropped: rows 2, 4" in caplog.text
-    with pytest.raises(DataError, match=r"all 4 are longer than the model's positions \(5\)"):
+    with pytest.raises(DataError, match=r"all 4 rows are longer than the model's positions \(5 tokens\)"):
         build_prompt_source(config, tokenizer, positions=5)
 
 

@@ -67,7 +67,7 @@ def test_rows_are_dropped_when_they_are_drawn(
         assert texts(found, 4) == ["1", "2", "3", "1"]
     assert found.num_dropped == {"no JSON": 1, "longer than rollout.max_prompt_len": 1}
     assert found.state_dict() == {"epoch": 1, "position": 1, "num_prompts": 5}
-    assert f"1 rows of {path} were dropped so far: 1 no JSON; the last one: {path} row 3 must be a JSON object" in (
+    assert f"1 row of {path} dropped so far: 1 no JSON; the last one: {path} row 3 must be a JSON object" in (
         caplog.text
     )
     resumed = source(path, tokenizer, **settings)
@@ -79,7 +79,7 @@ def test_rows_are_dropped_when_they_are_drawn(
 
 def test_an_epoch_without_a_usable_row_ends(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     path = write_jsonl(*[{"input": "12345"}] * 5)
-    with pytest.raises(DataError, match=r"got none; all \d+ are longer than rollout.max_prompt_len \(3\)"):
+    with pytest.raises(DataError, match=r"got none; all 5 rows are longer than rollout.max_prompt_len \(3 tokens\)"):
         source(path, tokenizer, rollout={"max_prompt_len": 3}).take(1)
 
 

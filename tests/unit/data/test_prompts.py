@@ -104,7 +104,7 @@ def test_prompts_too_long_for_a_response_are_dropped_and_counted(
     [
         ({}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),
         ({"max_prompt_len": 4}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),  # as derived
-        ({"max_prompt_len": 3}, 0, "rollout.max_prompt_len (3)"),
+        ({"max_prompt_len": 3}, 0, "rollout.max_prompt_len (3 tokens)"),
         ({"max_response_len": 3}, 1, "rollout.max_context_len minus 1 token (4 tokens)"),
     ],
 )
@@ -188,7 +188,7 @@ def test_errors_name_file_and_row(
 
 
 def test_all_prompts_too_long(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match=r"all 1 are longer than rollout\.max_prompt_len \(1\)"):
+    with pytest.raises(DataError, match=r"its only row is longer than rollout\.max_prompt_len \(1 token\)"):
         load_prompts(config(write_jsonl({"input": "12"})), rollout(max_prompt_len=1), tokenizer)
 
 

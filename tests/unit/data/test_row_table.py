@@ -57,6 +57,8 @@ def test_a_slice_past_the_end_warns(ten: str, caplog: pytest.LogCaptureFixture) 
     assert f"{ten}@[4:11] selects 6 rows of the 10 that exist; its slice is past the end" in caplog.text
     with pytest.raises(DataError, match="got none; its slice selects none of 10 rows"):
         numbers(f"{ten}@[10:]")
+    with pytest.raises(DataError, match=r"got none; its slice selects no row$"):  # not all rows were counted
+        numbers(f"{ten}@[5:2]")
 
 
 @pytest.mark.parametrize("end", ["@[1]", "@[a:b]", "@[1:2:3:4]", f"@[{'1' * 41}:]"])

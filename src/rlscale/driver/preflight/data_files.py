@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlscale.config import DataConfig, RunConfig, prompt_paths
+from rlscale.config import DataConfig, LossType, RunConfig, prompt_paths
 from rlscale.config.installed import is_installed
 from rlscale.config.rules import learns_conversations, only_evaluates
+from rlscale.config.rules.model import architecture_field
 from rlscale.data.data_paths import PARQUET, SUFFIXES, files_to_name, find_data_files, is_missing, resolve_data_path
 from rlscale.data.downloads import advice_for, command_for
 from rlscale.data.first_rows import CheckMetadata, check_first_rows
+from rlscale.data.length_filter import Limit, prompt_limit
 from rlscale.data.rows import BadRowError
 from rlscale.driver.preflight.model_sources import starting_folder
 from rlscale.driver.preflight.row_rewards import row_reward_check
@@ -31,14 +33,27 @@ def check_prompts(config: RunConfig) -> list[Problem]:
     is_read = data.data_source_path is None
     key = "data.prompt_data" if data.prompt_files is None else "data.prompt_files"
     template = read_template(config, applies=config.data.apply_chat_template)
-    learns, check = learns_conversations(config), row_reward_check(config)
+    learns, check, limit = learns_conversations(config), row_reward_check(config), _prompt_limit(config)
     return problems + [
         problem
         for path in prompt_paths(data)
         for problem in check_file(
-            key, _row_keys(config, path), template=template, learns=learns, is_read=is_read, check_metadata=check
+            key,
+            _row_keys(config, path),
+            template=template,
+            learns=learns,
+            is_read=is_read,
+            check_metadata=check,
+            limit=limit,
         )
     ]
+
+
+def _prompt_limit(config: RunConfig) -> Limit | None:
+    """The longest prompt of training, without the labels that supervised training adds."""
+    is_supervised = config.algo.loss_type == LossType.sft_loss
+    positions = None if is_supervised else architecture_field(config.model, "max_position_embeddings")
+    return prompt_limit(config.rollout, positions)
 
 
 def check_template(config: RunConfig) -> list[Problem]:
@@ -107,6 +122,7 @@ def check_file(
     learns: bool = False,
     is_read: bool = True,
     check_metadata: CheckMetadata | None = None,
+    limit: Limit | None = None,
 ) -> list[Problem]:
     """Problems of a prompt file and of its first rows."""
     path = rows.prompt_data
@@ -124,7 +140,9 @@ def check_file(
     try:
         if any(each.suffix == PARQUET for each in find_data_files(path)) and not is_installed("pyarrow"):
             return []  # reported by the check of packages
-        check_first_rows(rows, learns_conversations=learns, template=template, check_metadata=check_metadata)
+        check_first_rows(
+            rows, learns_conversations=learns, template=template, check_metadata=check_metadata, limit=limit
+        )
     except BadRowError as error:
         cause = " ".join(str(error).split())
         return [Problem(path=key, rule="name a file whose rows can be used", value=path, fix=cause)]

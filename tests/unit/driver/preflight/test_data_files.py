@@ -284,6 +284,21 @@ def test_every_file_of_several_is_checked(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_whose_rows_are_all_far_too_long_is_refused(tmp_path: Path) -> None:
+    long = {"input": "1" * (2 * CHECKED_BYTES), "label": 1}
+    limit = {"rollout.max_prompt_len": 100}
+    path = write(tmp_path / "long.jsonl", long, long)
+    (problem,) = problems(path, limit)
+    assert f"{path} must have at least one usable prompt, got none; all 2 rows are longer than" in problem
+    assert "rollout.max_prompt_len (100 tokens)" in problem
+    assert "the model's 4096 positions minus rollout.max_response_len=1024 (3072 tokens)" in problems(path)[0]
+    # A shorter row may be anywhere in the file, and a long row may have other fields than a long prompt.
+    assert problems(write(tmp_path / "a.jsonl", long, {"input": "1", "label": 1}), limit) == []
+    assert problems(write(tmp_path / "b.jsonl", long, {"input": "1", "label": 1, "other": "1" * 200_000}), limit) == []
+    short = write(tmp_path / "c.jsonl", {"input": "1" * 200_000, "label": 1})
+    assert "its only row is longer than rollout.max_prompt_len" in problems(short, limit)[0]
+
+
 def test_there_is_a_first_row(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"input": "1", "label": 1})
     for empty, cause in (
