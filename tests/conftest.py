@@ -55,7 +55,7 @@ LONGEST_FIRST = (
     f"{RUNS}algorithms.py",
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[calculator]",
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[two_agents]",
-    f"{RUNS}vision.py::test_the_quickstart",
+    f"{RUNS}vision.py::test_counting_squares",
     f"{RUNS}agent_examples.py::test_held_out",
     "tests/packaging/test_wheel.py",
     f"{RUNS}tutorial.py",

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from scripts.store_starts import DIGESTS, START_FOLDER, digest, warmup_of
+from scripts.store_starts import DIGESTS, START_FOLDER, STARTS, Start
 from tests.benchmark_scripts import benchmark_script
 
 NAMES = ("calculator", "search", "code", "guess", "framework_agent", "two_agents")
@@ -25,8 +25,10 @@ def test_the_list_is_complete(examples: ModuleType) -> None:
 
 
 def test_the_stored_weights_are_those_of_todays_warm_ups() -> None:
-    warmups = {warmup_of(name) for name in STOP_REWARDS}
-    assert json.loads(DIGESTS.read_text()) == {name: digest(name) for name in warmups}, "see scripts/store_starts.py"
+    assert json.loads(DIGESTS.read_text()) == {name: each.digest for name, each in STARTS.items()}, (
+        "see scripts/store_starts.py"
+    )
+    assert {Start(experiment=name).warmup for name in STOP_REWARDS} <= set(STARTS)
 
 
 STOP_REWARDS = {"calculator": 0.6, "search": 0.75, "guess": 0.7, "framework_agent": 0.6, "two_agents": 0.5}
@@ -43,7 +45,7 @@ def example_cache(shared: Path, name: str) -> Iterator[Path]:
     """A cache for the examples of all workers: two runs with one warm-up wait until the first of them has made it."""
     folder = shared / "agent_examples"
     folder.mkdir(exist_ok=True)
-    warmup = warmup_of(name)
+    warmup = Start(experiment=name).warmup
     with (folder / f"{warmup}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if any(folder.glob(f"warmups/{warmup}-*/finished.json")):
@@ -55,7 +57,7 @@ def example_cache(shared: Path, name: str) -> Iterator[Path]:
 @pytest.mark.parametrize("name", STOP_REWARDS)
 def test_held_out_success_doubles(examples: ModuleType, name: str, tmp_path: Path, shared_ray: str) -> None:
     # Agents leave most rows of the engine empty, which it computes only where bits must not depend on them.
-    overrides = [f"checkpoint.load={START_FOLDER / warmup_of(name)}", "rollout.deterministic=false"]
+    overrides = [f"checkpoint.load={START_FOLDER / Start(experiment=name).warmup}", "rollout.deterministic=false"]
     overrides += ["eval.interval=6", "eval.max_examples=100", f"eval.stop_reward={STOP_REWARDS[name]}"]
     result = examples.run(name, tmp_path, overrides=overrides, env={"RAY_ADDRESS": shared_ray})
     assert examples.learns(result), result["held_out"]
