@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rlscale.driver.eval_source import EvalSource
 
 COMMAND, REGRADE = "rlscale-eval", "--regrade"
+_EXAMPLE = "runs/quickstart-4089f0d6"
 _FAILURES = (*RUN_FAILURES, FailureShareError)
 
 _USAGE = """\
@@ -93,10 +94,12 @@ def _run(argv: list[str]) -> int:
     else:
         source, others = _take_source(words)
     if not source or source.startswith("-") or _is_override(source):
-        rule, fix = "name a run, a checkpoint or a model", "write it first, e.g. rlscale-eval runs/quickstart-4089f0d6"
-        raise ConfigError(
-            [Problem(path=REGRADE if place is not None else "SOURCE", rule=rule, value=source or "nothing", fix=fix)]
-        )
+        path, rule = "SOURCE", "name a run, a checkpoint or a model"
+        fix = f"write it first, e.g. {COMMAND} {_EXAMPLE}"
+        if place is not None:
+            path, rule = REGRADE, "be followed by a run"
+            fix = f"e.g. {COMMAND} {REGRADE} {others[0] if others and Path(others[0]).is_dir() else _EXAMPLE}"
+        raise ConfigError([Problem(path=path, rule=rule, value=source or "nothing", fix=fix)])
     arguments = parse_arguments(others)
     if arguments.multirun:
         rule, fix = "not be used here", "evaluate one after the other"

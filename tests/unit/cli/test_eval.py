@@ -93,7 +93,11 @@ def test_another_reward_and_the_file_of_sets_count(tmp_path: Path) -> None:
     [
         ([], "usage: rlscale-eval"),
         (["eval.interval=1"], "SOURCE must name a run, a checkpoint or a model, got nothing"),
-        (["--regrade"], "--regrade must name a run, a checkpoint or a model, got nothing"),
+        (
+            ["--regrade"],
+            "--regrade must be followed by a run, got nothing; e.g. rlscale-eval --regrade runs/quickstart-",
+        ),
+        ([".", "--regrade"], "--regrade must be followed by a run, got nothing; e.g. rlscale-eval --regrade ."),
         (["--regrade", "nowhere"], "--regrade must be a run folder, got nowhere; it has no config.yaml"),
         (["nowhere/a/b"], "SOURCE must name an existing folder or a hub id, got 'nowhere/a/b'"),
         (["."], "SOURCE must be a run, a checkpoint or a model, got .; it has none of their files"),
