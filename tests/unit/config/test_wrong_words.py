@@ -132,6 +132,8 @@ def test_a_flag_with_its_values_becomes_an_override(command: str, override: str)
     [
         ({"trainer": {"total_epochs": 3}}, "trainer.total_epochs", "data.num_epoch"),
         ({"actor_rollout_ref": {"rollout": {"n": 5}}}, "actor_rollout_ref.rollout.n", "batch.n_samples_per_prompt"),
+        ({"data": {"val_files": "a.parquet"}}, "data.val_files", "eval.prompt_data"),
+        ({"critic": {"learning_rate": 1e-6}}, "critic.learning_rate", "critic.lr"),
         ({"optimizer": {"lr": 1e-6}}, "optimizer.lr", "optim.lr"),
         ({"optim": {"optim": {"lr": 1e-6}}}, "optim.optim.lr", "optim.lr"),
         ({"optm": {"lr": 1e-6}}, "optm", "optim"),
