@@ -396,8 +396,15 @@ class RolloutSource(Protocol):
         """The indices of at most `number` groups of the buffer that come next."""
         ...
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Notes that groups were trained on; later draws may depend on their lengths and rewards."""
+    def observe_dropped(self, group: Group, *, rollout_id: int) -> None:
+        """Notes that a filter dropped a finished group of a rollout."""
+        ...
+
+    def observe(self, groups: Sequence[Group], *, rollout_id: int) -> None:
+        """Notes that the groups of a rollout were trained on.
+
+        Later draws may depend on their lengths and rewards, and on those of the groups that were dropped in it.
+        """
         ...
 
     async def stop(self, indices: Sequence[int]) -> None:

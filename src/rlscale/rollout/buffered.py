@@ -160,7 +160,10 @@ class BufferedRollouts:
         self._chosen = sorted(group.index for group in groups)[:number]
         return list(self._chosen)
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe_dropped(self, group: Group, *, rollout_id: int) -> None:
+        """Does nothing: the service chooses the prompts."""
+
+    def observe(self, groups: Sequence[Group], *, rollout_id: int) -> None:
         """Forgets the positions of groups that were trained on."""
         for group in groups:
             self._close(group.index)

@@ -29,7 +29,10 @@ class FixedRollouts:
         """None: there is no buffer."""
         return []
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe_dropped(self, group: Group, *, rollout_id: int) -> None:
+        """Does nothing: no group is dropped."""
+
+    def observe(self, groups: Sequence[Group], *, rollout_id: int) -> None:
         """Does nothing: the order is fixed."""
 
     async def stop(self, indices: Sequence[int]) -> None:

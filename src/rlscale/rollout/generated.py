@@ -118,9 +118,13 @@ class GeneratedRollouts:
         """The first groups of the buffer, or those that the buffer filter selects."""
         return await self._filters.choose(groups, number)
 
-    def observe(self, groups: Sequence[Group]) -> None:
+    def observe_dropped(self, group: Group, *, rollout_id: int) -> None:
         """See RolloutSource."""
-        self._schedule.observe(groups)
+        self._schedule.observe_dropped(group, rollout_id=rollout_id)
+
+    def observe(self, groups: Sequence[Group], *, rollout_id: int) -> None:
+        """See RolloutSource."""
+        self._schedule.observe(groups, rollout_id=rollout_id)
 
     async def stop(self, indices: Sequence[int]) -> None:
         """See RolloutSource."""

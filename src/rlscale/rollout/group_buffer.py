@@ -9,10 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rlscale.protocols import RolloutSource
 from rlscale.rollout.collector import Collector
+from rlscale.rollout.group_filters import TOO_FEW
 from rlscale.rollout.ledger import TRAINED, Ledger, LedgerPage
 from rlscale.rollout.timeline import TimelinePage, Timelines
 from rlscale.rollout.user_rollout import UserCollector, UserRollout, Versions
@@ -81,7 +83,7 @@ class GroupBuffer:
             draw=lambda number: self._draw(rollout_id, number),
             make=make,
             judge=self._source.reason_to_drop,
-            drop=self._drop,
+            drop=partial(self._drop, rollout_id),
             stop=self._source.stop,
         )
 
@@ -103,7 +105,7 @@ class GroupBuffer:
         """
         self._record(groups, TRAINED)
         self._ledger.check_open(each for group in self._pending(collectors) for each in self._ids.get(group.index, ()))
-        self._source.observe(groups)
+        self._source.observe(groups, rollout_id=rollout_id)
         return self._ledger.close_page(rollout_id)
 
     def close_timelines(self) -> TimelinePage | None:
@@ -170,8 +172,11 @@ class GroupBuffer:
         self._since_s = {index: self._since_s.get(index, now_s) for index in self._groups}
         self._is_used = self._is_used or bool(self._groups)
 
-    def _drop(self, group: Group, reason: str) -> None:
+    def _drop(self, rollout_id: int, group: Group, reason: str) -> None:
         log.info("group %d is dropped: %s", group.index, reason)
+        # Failures say nothing about the difficulty of a prompt.
+        if reason != TOO_FEW:
+            self._source.observe_dropped(group, rollout_id=rollout_id)
         self._record([group], f"dropped/{reason}")
 
     def _drop_drawn(self, group: Group, reason: str) -> None:

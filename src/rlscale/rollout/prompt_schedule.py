@@ -2,10 +2,11 @@
 
     prompt source ── thinned by difficulty ──> [long ones are held back] ── longest first ──> groups
                             ▲                                                      │
-                            └────────── lengths and rewards of trained groups <────┘
+                            └────── lengths and rewards of finished groups <───────┘
 
-Lengths and rewards count once their rollout is trained on, not when a group finishes: so the order does not depend on
-the speed of engines, and a resumed run repeats it.
+Groups that are trained on and those that a filter drops count alike: else a prompt that is always solved, whose groups
+the filter drops, would never be known as easy. Their lengths and rewards count once their rollout is trained on, not
+when a group finishes: so the order does not depend on the speed of engines, and a resumed run repeats it.
 """
 
 from __future__ import annotations
@@ -35,20 +36,48 @@ class PromptStats:
     accuracy: float = 0.0  # mean reward over all groups
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupResult:
+    """Length and reward of one group."""
+
+    index: int  # of the group
+    row: int  # of its prompt in the source
+    length: float  # mean response tokens of a trajectory
+    accuracy: float  # mean reward
+
+    @classmethod
+    def from_group(cls, group: Group) -> GroupResult | None:
+        """Result of the trajectories that did not fail; None: all failed, or have no reward."""
+        lengths: dict[int, int] = {}
+        for sample in group.samples:
+            lengths[sample.index] = max(lengths.get(sample.index, 0), sample.response_len)
+        rewards = group.trajectory_rewards()
+        if not lengths or not rewards:
+            return None
+        return cls(
+            index=group.index,
+            row=group.prompt.index,
+            length=sum(lengths.values()) / len(lengths),
+            accuracy=sum(rewards) / len(rewards),
+        )
+
+
 class PromptSchedule:
     """Draws prompts for the rollouts of a run. See `sampling.schedule` and `sampling.difficulty_weights`.
 
-    Invariant: the draws depend on the source, the seed and the groups passed to `observe` alone.
+    Invariant: the draws depend on the source, the seed and the groups passed to `observe` and `observe_dropped` alone.
 
     Example:
         schedule = PromptSchedule(source, config.sampling, seed=42)
         prompts = schedule.take(16)
-        schedule.observe(groups)        # once these are trained on
+        schedule.observe_dropped(group, rollout_id=0)   # by a filter
+        schedule.observe(groups, rollout_id=0)          # once these are trained on
     """
 
     def __init__(self, source: PromptSource, config: SamplingConfig, *, seed: int) -> None:
         self._source, self._name, self._weights, self._seed = source, config.schedule, config.difficulty_weights, seed
         self._stats: dict[int, PromptStats] = {}  # by row of the source
+        self._dropped: dict[int, list[GroupResult]] = {}  # of rollouts that were not trained on, by rollout
         self._held: list[Prompt] = []  # long ones, for a shared rollout
         self._early: list[Prompt] = []  # short ones that were drawn with them
         self._num_candidates = 0  # drawn from the source while prompts are skipped
@@ -70,21 +99,22 @@ class PromptSchedule:
         # Stable: prompts of equal lengths keep their order.
         return sorted(prompts, key=lambda prompt: -self._length(prompt, default))
 
-    def observe(self, groups: Sequence[Group]) -> None:
-        """Adds the results of groups that were trained on."""
+    def observe_dropped(self, group: Group, *, rollout_id: int) -> None:
+        """Keeps the result of a group that a filter dropped until its rollout is observed."""
+        if self._is_used and (result := GroupResult.from_group(group)) is not None:
+            self._dropped.setdefault(rollout_id, []).append(result)
+
+    def observe(self, groups: Sequence[Group], *, rollout_id: int) -> None:
+        """Adds the results of the groups of a rollout that was trained on, and of those that were dropped in it."""
         if not self._is_used:
             return
-        for group in groups:
-            lengths: dict[int, int] = {}
-            for sample in group.samples:
-                lengths[sample.index] = max(lengths.get(sample.index, 0), sample.response_len)
-            rewards = group.trajectory_rewards()
-            if not lengths or not rewards:
-                continue
-            stats = self._stats.setdefault(group.prompt.index, PromptStats())
+        results = [result for group in groups if (result := GroupResult.from_group(group)) is not None]
+        # The order in which groups finish is not that of a resumed run.
+        for result in sorted([*results, *self._dropped.pop(rollout_id, [])], key=lambda each: each.index):
+            stats = self._stats.setdefault(result.row, PromptStats())
             stats.num_groups += 1
-            stats.length = sum(lengths.values()) / len(lengths)
-            stats.accuracy += (sum(rewards) / len(rewards) - stats.accuracy) / stats.num_groups
+            stats.length = result.length
+            stats.accuracy += (result.accuracy - stats.accuracy) / stats.num_groups
 
     def state_dict(self) -> dict[str, Any]:
         """Results and drawn prompts, as JSON values, without the position of the source. Empty: it has none."""
@@ -92,6 +122,7 @@ class PromptSchedule:
             return {}
         return {
             "stats": {str(row): asdict(stats) for row, stats in self._stats.items()},
+            "dropped": {str(rollout): [asdict(each) for each in found] for rollout, found in self._dropped.items()},
             "held": [asdict(prompt) for prompt in self._held],
             "early": [asdict(prompt) for prompt in self._early],
             "num_candidates": self._num_candidates,
@@ -100,6 +131,8 @@ class PromptSchedule:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a state of `state_dict` that is not empty."""
         self._stats = {int(row): PromptStats(**stats) for row, stats in state["stats"].items()}
+        dropped = state.get("dropped", {})  # absent in older checkpoints
+        self._dropped = {int(rollout): [GroupResult(**each) for each in found] for rollout, found in dropped.items()}
         self._held = [_to_prompt(fields) for fields in state["held"]]
         self._early = [_to_prompt(fields) for fields in state["early"]]
         self._num_candidates = state["num_candidates"]

@@ -52,7 +52,7 @@ def length_of(row: int) -> int:
 
 def observe_epoch(each: PromptSchedule) -> None:
     prompts = each.take(NUM_PROMPTS)
-    each.observe([group(p, length=length_of(p.index), reward=p.index / NUM_PROMPTS) for p in prompts])
+    each.observe([group(p, length=length_of(p.index), reward=p.index / NUM_PROMPTS) for p in prompts], rollout_id=0)
 
 
 def rows(prompts: Sequence[Prompt]) -> list[int]:
@@ -74,7 +74,7 @@ def test_the_longest_expected_responses_come_first() -> None:
 
 def test_a_prompt_without_a_length_counts_as_the_mean() -> None:
     each = schedule(ScheduleName.longest_first)
-    each.observe([group(Cycle().take(2)[i], length=length) for i, length in enumerate((10, 2))])
+    each.observe([group(Cycle().take(2)[i], length=length) for i, length in enumerate((10, 2))], rollout_id=0)
     assert rows(each.take(3)) == [0, 2, 1]
 
 
@@ -109,8 +109,60 @@ def test_prompts_are_drawn_by_the_weight_of_their_difficulty() -> None:
 def test_a_draw_ends_where_all_known_prompts_have_weight_0() -> None:
     each = schedule(weights=[0.0, 1.0])
     prompts = each.take(NUM_PROMPTS)
-    each.observe([group(prompt, length=1, reward=0.0) for prompt in prompts])
+    each.observe([group(prompt, length=1, reward=0.0) for prompt in prompts], rollout_id=0)
     assert len(each.take(2)) == 2
+
+
+def test_dropped_groups_count_once_their_rollout_is_trained_on() -> None:
+    each = schedule(weights=[1.0, 0.0])
+    prompts = each.take(NUM_PROMPTS)
+    solved, others = prompts[:12], prompts[12:]
+    for number, prompt in enumerate(solved):
+        each.observe_dropped(group(prompt, length=3, reward=1.0), rollout_id=number // 6)
+    assert rows(each.take(NUM_PROMPTS)) == rows(prompts), "no rollout is trained on yet"
+    each.observe([group(prompt, length=3, reward=0.0) for prompt in others], rollout_id=0)
+    assert set(rows(each.take(50))) == set(range(6, NUM_PROMPTS)), "the second six are of the next rollout"
+    each.observe([], rollout_id=1)
+    assert set(rows(each.take(50))) == set(rows(others))
+
+
+def test_the_mean_reward_is_over_dropped_and_trained_groups() -> None:
+    each = schedule(ScheduleName.longest_first)
+    prompt = Cycle().take(1)[0]
+    for number, (reward, length) in enumerate([(1.0, 9), (1.0, 2), (0.0, 5)]):
+        found = group(prompt, length=length, reward=reward)
+        if reward:
+            each.observe_dropped(found, rollout_id=number)
+        each.observe([] if reward else [found], rollout_id=number)
+    assert each.state_dict()["stats"] == {"0": {"num_groups": 3, "length": 5.0, "accuracy": pytest.approx(2 / 3)}}
+
+
+def test_groups_without_a_result_do_not_count() -> None:
+    each = schedule(weights=[1.0, 0.0])
+    prompts = each.take(2)
+    failed = group(prompts[0], length=3)
+    failed.samples, failed.failed = [], failed.samples
+    ungraded = group(prompts[1], length=3)
+    ungraded.samples[0].reward = None
+    for found in (failed, ungraded):
+        each.observe_dropped(found, rollout_id=0)
+    each.observe([], rollout_id=0)
+    assert each.state_dict()["stats"] == {}
+
+
+def test_the_order_in_which_groups_are_dropped_has_no_effect() -> None:
+    states = []
+    for step in (1, -1):
+        each = schedule(ScheduleName.longest_first)
+        # Groups of one prompt: their mean depends on the order by rounding, the last length directly.
+        found = [group(Cycle().take(1)[0], length=1 + i, reward=0.1 * (i + 1)) for i in range(5)]
+        for index, dropped in enumerate(found):
+            dropped.index = index
+        for dropped in found[::step]:
+            each.observe_dropped(dropped, rollout_id=0)
+        each.observe([], rollout_id=0)
+        states.append(each.state_dict())
+    assert states[0] == states[1] and states[0]["stats"]["0"]["length"] == 5.0
 
 
 @pytest.mark.parametrize("name", list(ScheduleName))
@@ -120,10 +172,23 @@ def test_a_state_continues_exactly(name: ScheduleName, weights: list[float] | No
     config = SamplingConfig(schedule=name, difficulty_weights=weights)
     first, second = (PromptSchedule(source, config, seed=3) for source in sources)
     observe_epoch(first)
-    first.take(7)
+    for prompt in first.take(7):
+        first.observe_dropped(group(prompt, length=40, reward=1.0), rollout_id=1)
     sources[1].load_state_dict(sources[0].state_dict())
     state = json.loads(json.dumps(first.state_dict()))
     assert bool(state) == (name != ScheduleName.plain or weights is not None)
     if state:
         second.load_state_dict(state)
-    assert [first.take(5) for _ in range(8)] == [second.take(5) for _ in range(8)]
+    for rollout_id in (1, 2):
+        for each in (first, second):
+            each.observe([], rollout_id=rollout_id)
+        assert [first.take(5) for _ in range(8)] == [second.take(5) for _ in range(8)]
+
+
+def test_a_state_without_dropped_groups_is_loaded() -> None:
+    first, second = schedule(weights=[1.0, 0.3]), schedule(weights=[1.0, 0.3])
+    observe_epoch(first)
+    state = first.state_dict()
+    del state["dropped"]
+    second.load_state_dict(state)
+    assert second.state_dict() == first.state_dict()

@@ -41,14 +41,14 @@ class SamplingConfig(ConfigGroup):
     schedule: ScheduleName = ScheduleName.plain
     """Order of the prompts. `plain`: that of the data. `longest_first`: prompts with the longest expected responses are
     submitted first. `tail_batching`: also collects the longest fifth of the prompts, until they fill a whole rollout.
-    The expected length of a prompt is that of its last trained group, else the mean over all prompts.
+    The expected length of a prompt is that of its last group, else the mean over all prompts.
     """
 
     difficulty_weights: Annotated[list[float] | None, Field(min_length=1)] = None
     """Relative sampling weights of prompts by difficulty: of equal intervals of the mean reward so far, from 0 to 1.
     With [0.2, 1, 1, 0.1] prompts with a mean reward of 0.75 or more are drawn a tenth as often as those from 0.25 on.
-    The mean is over the groups that were trained on: those that a filter drops do not count. Prompts without a reward
-    are always drawn. None: all prompts are drawn equally often.
+    The mean is over the groups that were trained on and those that a filter dropped; failures do not count. Prompts
+    without a reward are always drawn. None: all prompts are drawn equally often.
     """
 
     dynamic_filter_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
