@@ -56,8 +56,8 @@ OWNERS: dict[str, str] = {
 }
 """Library -> the one folder or module, below the package, that may import it."""
 
-BUNDLED: dict[str, str] = {"pydantic_core": "pydantic"}
-"""Modules that only come with another distribution, which pins them exactly."""
+BUNDLED: dict[str, str] = {"pydantic_core": "pydantic", "fla": "flash-linear-attention"}
+"""Modules that only come with another distribution, which pins them exactly, or that need a GPU."""
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60

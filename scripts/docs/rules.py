@@ -118,6 +118,8 @@ def _changes(read: frozenset[str], folder: str) -> Iterator[dict[str, Any]]:
         for function in ("judge", "math", "dapo", "remote_rm", "my_rewards:style"):
             yield {"reward.functions": {"a": function}}
         yield {"reward.functions": {"a-b": "math"}}
+    if "model.model_type" in read:
+        yield {"model.model_type": "qwen3_next"}  # no `model.build` has linear attention
     if "reward.weights" in read:
         yield {"reward.weights": {"a": 1.0}}
     if "reward.judge.prompt" in read:

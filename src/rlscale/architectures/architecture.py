@@ -9,14 +9,17 @@ Shape legend: H hidden width, I width of an MLP, E experts, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from rlscale.architectures.delta_shape import DeltaShape
 from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import hf_fields
 from rlscale.architectures.tower_shape import TowerShape
+from rlscale.architectures.weight_names import TensorLayout
 
 Shape = tuple[int, ...]
 
@@ -75,6 +78,8 @@ class Architecture:
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
+    linear_layers: tuple[int, ...] = ()  # layers with linear attention
+    delta: DeltaShape | None = None  # of these layers; the others have attention with an output gate. None: no such
     tower: TowerShape | None = None  # of a model with images; None: text only, or not known
 
     @classmethod
@@ -111,6 +116,8 @@ class Architecture:
             nope_dim=fields.get("qk_nope_head_dim") or 0,
             rope_dim=fields.get("qk_rope_head_dim") or 0,
             value_dim=fields.get("v_head_dim") or 0,
+            linear_layers=tuple(fields.get("linear_layers", ())),
+            delta=DeltaShape.from_fields(fields),
         )
 
     @classmethod
@@ -169,11 +176,20 @@ class Architecture:
         """Width of all shared experts of a layer together."""
         return self.gated_shared_size or self.num_shared_experts * self.expert_size
 
+    @property
+    def has_delta_by_head(self) -> bool:
+        """Whether transformers keeps the projections of a gated delta net in two tensors, ordered by head."""
+        names = find_family(self.model_type).hf_names
+        return names is not None and any(each.layout == TensorLayout.delta_heads for each in names.linear_attention)
+
     # -- parameters
 
-    def attention_shapes(self) -> Iterator[Shape]:
+    def attention_shapes(self, layer: int) -> Iterator[Shape]:
         """Shapes of the weights of attention in a layer."""
         hidden, heads = self.hidden_size, self.num_heads
+        if self.delta is not None and layer in self.linear_layers:
+            yield from (shape for _, shape in self.delta.named_shapes(hidden, by_head=self.has_delta_by_head))
+            return
         if self.is_latent:
             if self.q_rank:
                 yield from ((self.q_rank, hidden), (self.q_rank,), (heads * self.query_width, self.q_rank))
@@ -183,7 +199,8 @@ class Architecture:
             yield from ((self.kv_rank + self.rope_dim, hidden), (self.kv_rank,))
             yield (heads * (self.nope_dim + self.value_dim), self.kv_rank)
         else:
-            widths = [heads * self.head_dim, *[self.num_kv_heads * self.head_dim] * 2]
+            # A head and its output gate are rows of one matrix.
+            widths = [heads * self.head_dim * (2 if self.delta else 1), *[self.num_kv_heads * self.head_dim] * 2]
             yield from ((width, hidden) for width in widths)
             if self.attention_bias:
                 yield from ((width,) for width in widths)
@@ -207,7 +224,7 @@ class Architecture:
 
     def layer_shapes(self, layer: int) -> tuple[Shape, ...]:
         """Shapes of every weight of a decoder layer."""
-        return _layer_shapes(self, next(j for j in self.kinds if self.has_experts(j) == self.has_experts(layer)))
+        return _layer_shapes(self, next(j for j in self.kinds if self.kind(j) == self.kind(layer)))
 
     def root_shapes(self) -> tuple[Shape, ...]:
         """Shapes of embedding, final norm, output layer, and of the vision tower without its blocks."""
@@ -219,21 +236,25 @@ class Architecture:
         """Parameters of a decoder layer."""
         return count_elements(self.layer_shapes(layer))
 
+    def kind(self, layer: int) -> tuple[bool, bool]:
+        """Whether a layer has experts, and whether it has linear attention."""
+        return self.has_experts(layer), layer in self.linear_layers
+
     @property
     def kinds(self) -> Mapping[int, int]:
-        """Index of the first layer of each kind (dense, with experts) -> number of layers of that kind."""
+        """Index of the first layer of each kind -> number of layers of that kind."""
         return _kinds(self)
 
     def count_kinds(self, start: int, stop: int) -> Mapping[int, int]:
         """The same of the layers from `start` up to `stop`; the keys are first layers of the whole model."""
-        if not self.is_mixed:
+        if len(self.kinds) == 1:
             return {0: max(stop - start, 0)}
-        with_experts = sum(map(self.has_experts, range(start, stop)))
-        return {j: with_experts if self.has_experts(j) else max(stop - start, 0) - with_experts for j in self.kinds}
+        found = Counter(map(self.kind, range(start, stop)))
+        return {j: found[self.kind(j)] for j in self.kinds}
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it has layers of both kinds."""
+        """Whether only some of its layers have experts."""
         return 0 < self.num_expert_layers < self.num_layers
 
     @property
@@ -264,9 +285,10 @@ class Architecture:
     def forward_cost(self) -> ForwardCost:
         """Floating-point operations of a forward pass."""
         widths = self.query_width + self.value_width  # products with keys, and with values
+        recurrence = 0 if self.delta is None else len(self.linear_layers) * self.delta.flops_per_token
         return ForwardCost(
-            per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters),
-            per_pair=2 * self.num_layers * self.num_heads * widths,
+            per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters) + recurrence,
+            per_pair=2 * (self.num_layers - len(self.linear_layers)) * self.num_heads * widths,
             per_logit_row=2 * self.vocab_size * self.hidden_size,
             window=self.window,
             window_share=self.num_window_layers / self.num_layers,
@@ -284,28 +306,28 @@ class Architecture:
         return tokens * (cost.per_token + cost.per_pair * context) + logit_rows * cost.per_logit_row
 
     def cache_bytes_per_token(self, *, dtype_bytes: int, ranks: int = 1) -> float:
-        """Bytes of keys and values of one token on each of `ranks` tensor-parallel ranks."""
+        """Bytes of keys and values of one token on each of `ranks` tensor-parallel ranks.
+
+        The state of linear attention is not among them: it has the same size for every length.
+        """
         if self.is_latent:
             # Latents are shared by all heads, so every rank holds them whole.
             return self.num_layers * (self.kv_rank + self.rope_dim) * dtype_bytes
         # A rank holds at least one key head.
         heads = max(1.0, self.num_kv_heads / ranks)
-        return 2 * self.num_layers * heads * self.head_dim * dtype_bytes
+        return 2 * (self.num_layers - len(self.linear_layers)) * heads * self.head_dim * dtype_bytes
 
 
 @cache
 def _kinds(a: Architecture) -> Mapping[int, int]:
-    if not a.is_mixed:
-        return {0: a.num_layers}
-    numbers = {False: len(a.dense_layers), True: a.num_expert_layers}
-    first = {kind: next(j for j in range(a.num_layers) if a.has_experts(j) == kind) for kind in numbers}
-    return {first[kind]: numbers[kind] for kind in sorted(numbers, key=first.__getitem__)}
+    kinds = [a.kind(layer) for layer in range(a.num_layers)]
+    return {kinds.index(kind): number for kind, number in Counter(kinds).items()} or {0: 0}
 
 
 @cache
 def _layer_shapes(a: Architecture, like: int) -> tuple[Shape, ...]:
     """Shapes of a layer of the kind of layer `like`. Cached: suggestions come from hundreds of plans of one model."""
-    return (*a.attention_shapes(), *a.mlp_shapes(like), *[(a.hidden_size,)] * a.num_norms)
+    return (*a.attention_shapes(like), *a.mlp_shapes(like), *[(a.hidden_size,)] * a.num_norms)
 
 
 @cache

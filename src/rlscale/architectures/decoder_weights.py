@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlscale.architectures.weight_names import MtpNames, TensorLayout, Weight
 
 MEGATRON_LAYER, HF_LAYER = "decoder.layers.{i}", "model.layers.{i}"
 _ATTENTION, _HF_ATTENTION = f"{MEGATRON_LAYER}.self_attention", f"{HF_LAYER}.self_attn"
 _EXPERT, _HF_EXPERT = f"{MEGATRON_LAYER}.mlp.experts.local_experts.{{j}}", f"{HF_LAYER}.mlp.experts.{{j}}"
 _SHARED, _HF_SHARED = f"{MEGATRON_LAYER}.mlp.shared_experts", f"{HF_LAYER}.mlp.shared_experts"
+_HF_GATED_SHARED = f"{HF_LAYER}.mlp.shared_expert"
+_HF_DELTA = f"{HF_LAYER}.linear_attn"
 
 EMBEDDING = Weight(
     megatron="embedding.word_embeddings.weight", hf=("model.embed_tokens.weight",), layout=TensorLayout.vocabulary
@@ -26,6 +30,8 @@ QKV_BIAS = Weight(
     hf=tuple(f"{_HF_ATTENTION}.{each}_proj.bias" for each in "qkv"),
     layout=TensorLayout.qkv,
 )
+# A query head and its gate are neighbours in the tensor of the queries.
+QKV_GATED = replace(QKV, layout=TensorLayout.qkv_gated)
 OUTPUT = Weight(
     megatron=f"{_ATTENTION}.linear_proj.weight", hf=(f"{_HF_ATTENTION}.o_proj.weight",), layout=TensorLayout.columns
 )
@@ -68,6 +74,20 @@ SHARED_EXPERTS = (
         megatron=f"{_SHARED}.linear_fc2.weight", hf=(f"{_HF_SHARED}.down_proj.weight",), layout=TensorLayout.columns
     ),
 )
+# Of Qwen2-MoE and its successors: one shared expert, with a gate.
+GATED_SHARED_EXPERT = (
+    Weight(
+        megatron=f"{_SHARED}.linear_fc1.weight",
+        hf=(f"{_HF_GATED_SHARED}.gate_proj.weight", f"{_HF_GATED_SHARED}.up_proj.weight"),
+        layout=TensorLayout.gated,
+    ),
+    Weight(
+        megatron=f"{_SHARED}.linear_fc2.weight",
+        hf=(f"{_HF_GATED_SHARED}.down_proj.weight",),
+        layout=TensorLayout.columns,
+    ),
+    Weight(megatron=f"{_SHARED}.gate_weight", hf=(f"{_HF_GATED_SHARED}_gate.weight",)),
+)
 # Published checkpoints hold one tensor per matrix and expert; transformers stacks those of a layer in memory.
 EXPERT = (
     Weight(
@@ -78,6 +98,32 @@ EXPERT = (
     Weight(
         megatron=f"{_EXPERT}.linear_fc2.weight", hf=(f"{_HF_EXPERT}.down_proj.weight",), layout=TensorLayout.columns
     ),
+)
+
+# Of a gated delta net. Megatron-core keeps all projections of the input in one tensor, and the input norm with them.
+_DELTA = (
+    Weight(megatron=f"{_ATTENTION}.conv1d.weight", hf=(f"{_HF_DELTA}.conv1d.weight",), layout=TensorLayout.delta_conv),
+    Weight(megatron=f"{_ATTENTION}.dt_bias", hf=(f"{_HF_DELTA}.dt_bias",), layout=TensorLayout.rows),
+    Weight(megatron=f"{_ATTENTION}.A_log", hf=(f"{_HF_DELTA}.A_log",), layout=TensorLayout.rows),
+    Weight(megatron=f"{_ATTENTION}.out_norm.weight", hf=(f"{_HF_DELTA}.norm.weight",)),
+    Weight(megatron=f"{_ATTENTION}.out_proj.weight", hf=(f"{_HF_DELTA}.out_proj.weight",), layout=TensorLayout.columns),
+    Weight(megatron=f"{_ATTENTION}.in_proj.layer_norm_weight", hf=(f"{HF_LAYER}.input_layernorm.weight",)),
+)
+DELTA_BY_HEAD = (
+    Weight(
+        megatron=f"{_ATTENTION}.in_proj.weight",
+        hf=(f"{_HF_DELTA}.in_proj_qkvz.weight", f"{_HF_DELTA}.in_proj_ba.weight"),
+        layout=TensorLayout.delta_heads,
+    ),
+    *_DELTA,
+)
+DELTA_BY_PART = (
+    Weight(
+        megatron=f"{_ATTENTION}.in_proj.weight",
+        hf=tuple(f"{_HF_DELTA}.in_proj_{each}.weight" for each in ("qkv", "z", "b", "a")),
+        layout=TensorLayout.delta_parts,
+    ),
+    *_DELTA,
 )
 
 # Checkpoints store them as further decoder layers, each with copies of embedding and output layer.

@@ -45,6 +45,9 @@ class Family:
     """Experts are chosen by sigmoid scores with a bias, as in DeepSeek-V3."""
     gated_shared_expert: bool = False
     """A shared expert has its own width, `shared_expert_intermediate_size`, and a gate, as in Qwen2-MoE."""
+    delta_net: bool = False
+    """Layers with linear attention (gated delta nets, arXiv:2412.06464) between layers whose attention has an output
+    gate, and norms that scale by 1 + weight, as in Qwen3-Next."""
     wide_qk_norm: bool = False
     """Queries and keys are normalised over all heads together, as in MiniMax-M2. False: each head by itself."""
     post_norms: bool = False

@@ -56,7 +56,8 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture fields of a `config.json`, by key of the group `model`. Fields that it does not set are absent.
 
     Some fields are no keys: `dense_layers`, the layers without experts if others come before them, `gated_shared_size`,
-    the width of a shared expert with a gate, and `window` and `num_window_layers`, of sliding windows.
+    the width of a shared expert with a gate, `window` and `num_window_layers`, of sliding windows, and `linear_*`, of
+    layers with linear attention.
 
     Args:
         config_json: its content.
@@ -73,6 +74,8 @@ def hf_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
     if "num_experts" in fields and "num_layers" in fields:
         fields |= _dense_layers(values, int(fields["num_layers"]))
     fields |= _window_layers(values, fields.get("num_layers"))
+    if find_family(values.get("model_type")).delta_net and "num_layers" in fields:
+        fields |= _linear_layers(values, int(fields["num_layers"]))
     if find_family(values.get("model_type")).gated_shared_expert and values.get("shared_expert_intermediate_size"):
         fields["gated_shared_size"] = values["shared_expert_intermediate_size"]
     if "num_experts" in fields and "intermediate_size" in fields:
@@ -110,6 +113,29 @@ def _window_layers(values: Mapping[str, Any], num_layers: int | None) -> dict[st
         first = values.get("max_window_layers") or 0 if family.name in ("qwen2", "qwen3") else 0
         number = max(num_layers - int(first), 0)
     return {"window": int(window), "num_window_layers": number} if number else {}
+
+
+_LINEAR_SIZES: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {
+        "linear_conv_width": ("linear_conv_kernel_dim", 4),
+        "linear_key_width": ("linear_key_head_dim", 128),
+        "linear_value_width": ("linear_value_head_dim", 128),
+        "linear_key_heads": ("linear_num_key_heads", 16),
+        "linear_value_heads": ("linear_num_value_heads", 32),
+    }
+)
+"""Sizes of a gated delta net -> their names in `config.json`, and the default of transformers."""
+
+
+def _linear_layers(values: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """The fields of layers with linear attention of a `config.json`, with their indices as `linear_layers`."""
+    kinds = values.get("layer_types")
+    if kinds is None:
+        # As in transformers: each layer of a full interval but the last.
+        interval = int(values.get("full_attention_interval") or 4)
+        kinds = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(num_layers)]
+    sizes = {key: int(values.get(name, default)) for key, (name, default) in _LINEAR_SIZES.items()}
+    return {"linear_layers": [i for i, kind in enumerate(kinds) if kind == "linear_attention"], **sizes}
 
 
 _TINY: Mapping[str, int | bool] = MappingProxyType(

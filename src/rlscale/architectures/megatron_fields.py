@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlscale.architectures.architecture import Architecture
+from rlscale.architectures.delta_fields import check_delta, delta_fields
 from rlscale.architectures.family import find_family, load_families, names_with
 from rlscale.architectures.hf_config import flat_config, hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
@@ -85,9 +86,18 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
             # A softmax over the chosen experts equals one over all experts that is normalised over the chosen ones.
             "moe_router_pre_softmax": not fields.get("norm_topk_prob", False),
             "moe_router_score_function": "softmax",
-            "moe_shared_expert_intermediate_size": None,
+            "moe_shared_expert_intermediate_size": fields.get("gated_shared_size"),
         }
     return found | dict(family.megatron_fields)
+
+
+def transformer_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """`megatron_fields`, and those in which layers of a family differ from all others."""
+    return megatron_fields(config_json) | _layer_kinds(flat_config(config_json))
+
+
+def _layer_kinds(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    return delta_fields(config_json) if find_family(config_json.get("model_type")).delta_net else {}
 
 
 def has_latent_attention(config_json: Mapping[str, Any]) -> bool:
@@ -108,6 +118,8 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
         problems += check_mla(config_json, fix=_USE_FSDP)
     if find_family(config_json.get("model_type")).sigmoid_experts:
         problems += check_sigmoid(config_json, fix=_USE_FSDP)
+    if find_family(config_json.get("model_type")).delta_net:
+        problems += check_delta(config_json, fix=_USE_FSDP)
     problems += [
         _contradiction(f"model.{name}", given=keys.fields[name], found=found)
         for name, found in hf_fields(config_json).items()
@@ -118,7 +130,7 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
     unused = ("moe_router_pre_softmax",) if fields.get("moe_router_score_function") == "sigmoid" else ()
     problems += [
         _contradiction(f"megatron.{name}", given=keys.core_args[name], found=found)
-        for name, found in fields.items()
+        for name, found in {**fields, **_layer_kinds(config_json)}.items()
         if name in keys.core_args and not (_means_the_same(name, keys.core_args[name], found) or name in unused)
     ]
     # `rope` is also the default; with `use_hf_config_for_megatron` the checkpoint decides, so only `yarn` can be wrong.

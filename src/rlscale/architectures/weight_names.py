@@ -20,8 +20,13 @@ class TensorLayout(StrEnum):
     columns = "columns"  # sharded along the columns
     vocabulary = "vocabulary"  # sharded along the rows, after zero rows pad them to a multiple of the ranks
     qkv = "qkv"  # per group of heads: queries, then key, then value; sharded along the groups
+    qkv_gated = "qkv_gated"  # the same, with the gates of the queries after the queries
     gated = "gated"  # a shard of the gate's rows, then the same shard of the up projection's rows
     gated_fused = "gated_fused"  # the same, from one tensor that holds both
+    # Of a gated delta net: the shards of queries, keys, values, output gates, betas and decays, one after another.
+    delta_heads = "delta_heads"  # from two tensors that are ordered by key head
+    delta_parts = "delta_parts"  # from four tensors, the first with queries, keys and values one after another
+    delta_conv = "delta_conv"  # of queries, keys and values only, from one tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +55,8 @@ class HfNames:
     """The weights of a family, in the order of its Hugging Face model."""
 
     before: tuple[Weight, ...]
-    attention: tuple[Weight, ...]  # of every layer
+    attention: tuple[Weight, ...]  # of every layer, unless it has linear attention
+    linear_attention: tuple[Weight, ...] = ()  # of a layer with linear attention
     dense: tuple[Weight, ...]  # of a layer without experts
     router: tuple[Weight, ...] = ()  # of a layer with experts
     expert: tuple[Weight, ...] = ()  # of each of its experts
@@ -63,21 +69,22 @@ class HfNames:
         return replace(self, **{name: tuple(each.moved(prefix) for each in weights) for name, weights in parts.items()})
 
     def layer_weights(
-        self, index: int, *, num_experts: int, without: frozenset[str] = frozenset()
+        self, index: int, *, num_experts: int, is_linear: bool = False, without: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Weight, int | None]]:
         """The weights of a layer, each with the index of its expert.
 
         Args:
             index: of the layer in the whole model.
             num_experts: experts of the layer. 0: a dense MLP.
+            is_linear: whether the layer has linear attention.
             without: features of `Weight.only_with` that the model does not have.
         """
-        for weight, expert in self._every_weight(index, num_experts=num_experts):
+        for weight, expert in self._every_weight(index, num_experts=num_experts, is_linear=is_linear):
             if weight.only_with not in without:
                 yield weight, expert
 
-    def _every_weight(self, index: int, *, num_experts: int) -> Iterator[tuple[Weight, int | None]]:
-        for weight in self.attention:
+    def _every_weight(self, index: int, *, num_experts: int, is_linear: bool) -> Iterator[tuple[Weight, int | None]]:
+        for weight in self.linear_attention if is_linear else self.attention:
             yield weight.numbered(layer=index), None
         for weight in self.router if num_experts else self.dense:
             yield weight.numbered(layer=index), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _EXPERT = re.compile(
     r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(?:(gate_proj|up_proj|w1|w3)|down_proj|w2)\.weight"
 )
 _LAYER = re.compile(r"model\.(?:language_model\.)?layers\.(\d+)\.")
+_DECODER = "model.language_model."
 _BUFFERS = (".e_score_correction_bias", ".inv_freq")
 """Tensors of a checkpoint that are no parameters."""
 
@@ -31,8 +33,9 @@ def folder_parameters(folder: Path, config_json: Mapping[str, Any]) -> list[str]
     Only of known families: transformers renames tensors of others when it reads them.
     """
     family = load_families().get(str(config_json.get("model_type")))
-    # Towers have other names in files than in memory, which transformers changes.
-    if family is None or family.vision:
+    # Towers have other names in files than in memory, which transformers changes. Published files of families with
+    # gated delta nets also have a tower, or layers for multi-token prediction, that transformers skips.
+    if family is None or family.vision or family.delta_net:
         return None
     names = _tensor_names(folder)
     return None if names is None else in_memory(names, is_tied=bool(config_json.get("tie_word_embeddings")))
@@ -74,7 +77,11 @@ def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[st
     for layer in layers if family is not None else ():
         assert family is not None, "checked above"
         # Every kind of layer: names that the model does not have are skipped below.
-        weights = (weight for kind in (0, 1) for weight, _ in family.layer_weights(layer, num_experts=kind))
+        weights = (
+            weight
+            for num_experts, is_linear in product((0, 1), (False, True))
+            for weight, _ in family.layer_weights(layer, num_experts=num_experts, is_linear=is_linear)
+        )
         for weight in weights:
             group = [name for name in in_memory(weight.hf, is_tied=False, vision=vision) if name in given]
             if len(group) > 1 and group not in groups:
@@ -84,8 +91,8 @@ def merged_by_megatron(names: Iterable[str], model_type: object) -> list[list[st
 
 def in_memory(tensors: Sequence[str], *, is_tied: bool, vision: VisionFamily | None = None) -> list[str]:
     """Names that transformers gives to the parameters of these tensors; `vision` is that of their family."""
-    if vision is not None:
-        tensors = [vision.in_memory(name) for name in tensors]
+    # A decoder whose published files have a tower that is not loaded has no prefix in memory.
+    tensors = [name.replace(_DECODER, "model.") if vision is None else vision.in_memory(name) for name in tensors]
     return list(dict.fromkeys(_parameter_names(tensors, is_tied=is_tied)))
 
 

@@ -28,7 +28,9 @@ class WeightFormat:
             has_head: a group divides the output layer, too (`enable_dp_lm_head`), instead of all GPUs.
         """
         tables = 2 if has_head and not a.tied else 1
-        attention = a.num_layers * sum(self._bytes(shape) for shape in a.attention_shapes())
+        attention = sum(
+            number * sum(self._bytes(shape) for shape in a.attention_shapes(layer)) for layer, number in a.kinds.items()
+        )
         return attention + tables * self.dtype_bytes * a.vocab_size * a.hidden_size
 
     def dense_bytes(self, a: Architecture) -> int:
@@ -42,7 +44,7 @@ class WeightFormat:
         kept: tuple[Shape, ...] = ((a.hidden_size,),) * a.num_norms
         if a.has_experts(layer):
             kept, mlp = (*kept, mlp[0]), mlp[1:]  # the router keeps its dtype
-        linear = (*a.attention_shapes(), *mlp)
+        linear = (*a.attention_shapes(layer), *mlp)
         return self.dtype_bytes * count_elements(kept) + sum(self._bytes(shape) for shape in linear)
 
     def _bytes(self, shape: Shape) -> int:

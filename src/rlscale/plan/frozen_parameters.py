@@ -167,6 +167,9 @@ def _decoder(a: Architecture) -> Iterator[NamedParameter]:
 def _layer(a: Architecture, layer: int) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of a decoder layer, in the order of `Architecture.layer_shapes`."""
     attention = [f"self_attn.{name}" for name in _attention_names(a)]
+    if a.delta is not None and layer in a.linear_layers:
+        named = a.delta.named_shapes(a.hidden_size, by_head=a.has_delta_by_head)
+        attention = [f"linear_attn.{name}" for name, _ in named]
     mlp = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     if a.has_experts(layer):
         module = "shared_expert" if a.gated_shared_size else "shared_experts"

@@ -155,7 +155,7 @@ def _step_phases(a: Architecture, work: TrainerWork) -> Iterator[tuple[str, dict
         yield "logits", {**common, "logits": head_forward_bytes(a, micro)}
         yield "gradient of logits", {**common, "logits": head_backward_bytes(a, micro)}
     # Between layers of one kind memory changes linearly, so the maximum is at the first or last layer of a kind.
-    starts = [j for j in range(a.num_layers) if j == 0 or a.has_experts(j) != a.has_experts(j - 1)]
+    starts = [j for j in range(a.num_layers) if j == 0 or a.kind(j) != a.kind(j - 1)]
     ends = {layer for start in starts for layer in (start - 2, start - 1, start, start + 1)}
     ends |= {a.num_layers - 2, a.num_layers - 1, work.frozen.first_layer}
     backward = [layer for layer in sorted(ends) if work.frozen.first_layer <= layer < a.num_layers]

@@ -10,8 +10,8 @@ from rlscale.plan.frozen_parameters import FrozenParameters, ModelPart, NamedPar
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.mtp_layers import NO_MTP, MtpLayers
 
-UNDIVIDED = ("mlp.gate.weight", "q_a_proj.weight", "kv_a_proj_with_mqa.weight")
-"""Matrices that tensor parallelism does not divide: the router, and the projections to latents."""
+UNDIVIDED = ("mlp.gate.weight", "mlp.shared_expert_gate.weight", "q_a_proj.weight", "kv_a_proj_with_mqa.weight")
+"""Matrices that tensor parallelism does not divide: router, gate of a shared expert, projections to latents."""
 
 _TOWER = (ModelPart.tower, ModelPart.projector)
 
@@ -100,7 +100,7 @@ def _copied_table(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) -> i
 
 def _undivided_elements(a: Architecture, layer: int) -> int:
     """Elements of the matrices of a layer that every tensor-parallel rank holds whole."""
-    outputs = a.num_experts if a.has_experts(layer) else 0
+    outputs = a.num_experts + (a.gated_shared_size > 0) if a.has_experts(layer) else 0
     if a.is_latent:
         outputs += a.q_rank + a.kv_rank + a.rope_dim
     return outputs * a.hidden_size

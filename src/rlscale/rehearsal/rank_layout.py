@@ -67,7 +67,8 @@ def planned_weights(a: Architecture, sizes: LayoutSizes, *, stages: Sequence[int
         yield _planned(a, sizes, weight, stage=0)
     for layer, stage in enumerate(stages):
         num_experts = a.num_experts if a.has_experts(layer) else 0
-        weights = names.layer_weights(layer, num_experts=num_experts, without=a.missing_features)
+        is_linear = layer in a.linear_layers
+        weights = names.layer_weights(layer, num_experts=num_experts, is_linear=is_linear, without=a.missing_features)
         for weight, expert in weights:
             yield _planned(a, sizes, weight, stage=stage, expert=expert)
     for weight in names.after:
@@ -134,12 +135,17 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
     """Rows and columns of a tensor of the Hugging Face checkpoint of a model; a vector has one column."""
     hidden, kind = a.hidden_size, name.split(".")[-2]
     width = a.expert_size if ".experts." in name else a.intermediate_size
-    if ".shared_experts." in name:
+    if ".linear_attn." in name and a.delta is not None:
+        own = dict(a.delta.named_shapes(hidden, by_head=a.has_delta_by_head))[name.split(".linear_attn.")[1]]
+        return own[0], math.prod(own[1:])
+    if name.endswith("shared_expert_gate.weight"):
+        return 1, hidden
+    if ".shared_expert" in name:
         width = a.shared_size
     rows, columns = {
         "embed_tokens": (a.vocab_size, hidden),
         "lm_head": (a.vocab_size, hidden),
-        "q_proj": (a.num_heads * a.query_width, hidden),
+        "q_proj": (a.num_heads * a.query_width * (2 if a.delta else 1), hidden),
         "k_proj": (a.num_kv_heads * a.head_dim, hidden),
         "v_proj": (a.num_kv_heads * a.head_dim, hidden),
         "o_proj": (hidden, a.num_heads * a.value_width),

@@ -23,6 +23,9 @@ LATENT_FIELDS = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim":
 INITIALIZER_RANGE = 0.05
 """Standard deviation of the random weights. With the usual 0.02 all logits of so narrow a model are nearly equal."""
 
+DECODERS = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Families with a vision tower that is not loaded -> the family of their decoder."""
+
 EXPERT_COUNT_NAMES = {
     "deepseek_v3": "n_routed_experts",
     "kimi_k2": "n_routed_experts",
@@ -103,7 +106,7 @@ def tiny_config_json(
     heads, kv_heads = _count_heads(fields, sizes.tensor)
     is_latent = bool(fields.get("kv_lora_rank"))
     found = {
-        "model_type": family.name,
+        "model_type": DECODERS.get(family.name, family.name),
         "num_hidden_layers": _count_layers(fields, sizes.pipeline, stages or StageShape()),
         # A multiple of the heads also where the family has no separate head width.
         "hidden_size": max(MIN_WIDTH, heads * HEAD_DIM),
@@ -127,7 +130,20 @@ def tiny_config_json(
             found[name] = bool(fields[name])
     if is_latent:
         found |= LATENT_FIELDS | {"q_lora_rank": 32 if fields.get("q_lora_rank") else None}
+    if family.delta_net:
+        found |= _delta_fields(sizes)
     return found | (_expert_fields(fields, family.name, sizes) if fields.get("num_experts") else {})
+
+
+def _delta_fields(sizes: LayoutSizes) -> dict[str, Any]:
+    """Linear attention in every other layer, with key heads that the ranks divide."""
+    heads = _multiple(2, sizes.tensor)
+    widths = {"linear_key_head_dim": HEAD_DIM, "linear_value_head_dim": HEAD_DIM}
+    return widths | {
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": 2 * heads,
+        "full_attention_interval": 2,
+    }
 
 
 def _count_layers(fields: Mapping[str, Any], pipeline: int, stages: StageShape) -> int:
@@ -165,7 +181,9 @@ def _expert_fields(fields: Mapping[str, Any], family: str, sizes: LayoutSizes) -
         found["moe_intermediate_size"] = _multiple(32, sizes.expert_tensor)
     if fields.get("norm_topk_prob") is not None:
         found["norm_topk_prob"] = bool(fields["norm_topk_prob"])
-    if fields.get("num_shared_experts") is not None and family not in ("qwen3_moe", "mixtral"):
+    if fields.get("gated_shared_size"):
+        found["shared_expert_intermediate_size"] = _multiple(32, sizes.tensor)
+    elif fields.get("num_shared_experts") is not None and family not in ("qwen3_moe", "mixtral"):
         found["n_shared_experts"] = min(int(fields["num_shared_experts"]), 1)
     if family == "qwen3_moe" and _has_dense_layers(fields):
         found["mlp_only_layers"] = [0]

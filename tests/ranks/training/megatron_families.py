@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -17,8 +19,12 @@ from transformers import (
     MiniMaxM2Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 from transformers.utils import logging
 
@@ -82,6 +88,22 @@ SIGMOID = {
     "routed_scaling_factor": 2.5,
 }
 
+DELTA: dict[str, Any] = {
+    **SHARED,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": PARTIAL_ROPE,
+    # The first output of a sample is a value times the product of a query and a key, which may be nearly 0. Its norm
+    # would multiply rounding errors, those of transformers included, by up to 1 / sqrt(eps).
+    "rms_norm_eps": 1e-2,
+}
+"""Fields of Qwen3-Next: three value heads share a key head, and are narrower."""
+
+GATED_EXPERTS = {**EXPERTS, "shared_expert_intermediate_size": 24}
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SHARED),
     "qwen3_tied": Qwen3Config(**{**SHARED, "tie_word_embeddings": True}),
@@ -115,6 +137,22 @@ NEWER: dict[str, PreTrainedConfig] = {
 }
 """Families that `test_megatron_families.py` compares."""
 
+DELTAS: dict[str, PreTrainedConfig] = {
+    "qwen3_next": Qwen3NextConfig(**DELTA, **GATED_EXPERTS),
+    "qwen3_next_mixed": Qwen3NextConfig(
+        **{**DELTA, "num_hidden_layers": 4, "layer_types": None}, **GATED_EXPERTS, mlp_only_layers=[1]
+    ),
+    "qwen3_5": Qwen3_5TextConfig(**DELTA),
+    "qwen3_5_one_key": Qwen3_5TextConfig(**{**DELTA, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3_5_moe": Qwen3_5MoeTextConfig(
+        **{name: value for name, value in DELTA.items() if name != "intermediate_size"}, **GATED_EXPERTS
+    ),
+}
+"""Families with gated delta nets, which `test_megatron_delta.py` compares."""
+
+_PUBLISHED = ("qwen3_5",)
+"""Models whose folder has the configuration and the names of a published one, which has a vision tower."""
+
 _RENAMED = ("kimi_k2", "mimo")
 """Families with the layers of another one in transformers, and their own `model_type`."""
 
@@ -129,8 +167,12 @@ def write_families(
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         with torch.no_grad():
             for key, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator) * 0.1
-                parameter.copy_(noise + 1 if "norm" in key else noise)
+                # Smaller convolutions would leave short keys, whose normalisation multiplies rounding errors.
+                scale = 1.0 if "conv1d" in key else 0.1
+                noise = torch.randn(parameter.shape, generator=generator) * scale
+                # Norms that scale by 1 + weight start at 0, but for that inside of linear attention.
+                is_centered = "linear_attn.norm" not in key if name in DELTAS else "norm" not in key
+                parameter.copy_(noise if is_centered else noise + 1)
             for key, buffer in model.named_buffers():
                 if "bias" in key:
                     # Published checkpoints store it in float32, whatever the dtype of the weights.
@@ -140,3 +182,10 @@ def write_families(
             file, known = root / name / "config.json", f'"model_type": "{config.model_type}"'
             assert known in file.read_text(), "a renamed family has the layers of another one"
             file.write_text(file.read_text().replace(known, f'"model_type": "{name}"'))
+        if name in _PUBLISHED:
+            tower = {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 8, "out_hidden_size": 32}
+            published = Qwen3_5Config(text_config=config.to_dict(), vision_config=tower, dtype="float32")
+            published.save_pretrained(root / name)
+            file = root / name / "model.safetensors"
+            tensors = {re.sub("^model[.]", "model.language_model.", key): x for key, x in load_file(file).items()}
+            save_file(tensors, file, metadata={"format": "pt"})

@@ -14,6 +14,14 @@ from rlscale.plan.frozen_parameters import list_parameters
 from rlscale.plan.fsdp_memory import shard_elements
 from rlscale.plan.model_size import list_architectures, policy_architecture
 
+DELTA = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 10,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 24},
@@ -35,6 +43,15 @@ SMALL: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "use_qk_norm": True,
     },
+    "qwen3_next": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "mlp_only_layers": [1],
+        **DELTA,
+    },
+    "qwen3_5_text": {**DELTA},
     "deepseek_v3": {
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
@@ -96,7 +113,7 @@ def test_every_family_has_the_parameters_of_transformers(model_type: str, more: 
             layers[int(name.split(".layers.")[1].split(".")[0])] += parameter.numel()
     assert [a.layer_parameters(layer) for layer in layers] == list(layers.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if model_type in ("qwen2_moe", "qwen3_moe"):
+    if model_type in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_text"):
         assert {each.name: each.shape for each in list_parameters(a)} == shapes
 
 
@@ -146,6 +163,18 @@ def test_a_cached_token_is_keys_and_values_of_every_layer(tmp_path: Path) -> Non
     assert grouped.cache_bytes_per_token(dtype_bytes=2, ranks=4) == 4 * 2 * 24 * 2  # a head is not cut
     latent = saved_architecture("deepseek_v3", tmp_path, **SMALL["deepseek_v3"])
     assert latent.cache_bytes_per_token(dtype_bytes=2, ranks=4) == 4 * (12 + 6) * 2
+
+
+def test_layers_with_linear_attention_have_no_cache_and_a_state(tmp_path: Path) -> None:
+    a = saved_architecture("qwen3_next", tmp_path, **SMALL["qwen3_next"])
+    assert (a.linear_layers, a.dense_layers) == ((0, 1, 2), (1,))
+    # Of each kind the first layer, and how many there are.
+    assert a.kinds == {0: 2, 1: 1, 3: 1} and a.count_kinds(1, 4) == {0: 1, 1: 1, 3: 1}
+    assert a.cache_bytes_per_token(dtype_bytes=2) == 2 * 1 * 2 * 16 * 2
+    cost, layers = a.forward_cost, a.active_parameters - a.root_parameters
+    assert cost.per_pair == 2 * 1 * 4 * 2 * 16
+    # Three products with each element of the state, of six heads in three layers.
+    assert cost.per_token == 2 * layers + 3 * 6 * 6 * 8 * 10
 
 
 def test_operations_are_two_for_each_weight_and_four_for_each_pair_of_head_widths(tmp_path: Path) -> None:

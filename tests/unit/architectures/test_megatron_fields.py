@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from rlscale.architectures.delta_fields import delta_fields
 from rlscale.architectures.hf_config import tiny_config_json
-from rlscale.architectures.megatron_fields import MEGATRON_DEFAULTS, check_architecture, megatron_fields, read_rope_type
+from rlscale.architectures.megatron_fields import (
+    MEGATRON_DEFAULTS,
+    check_architecture,
+    megatron_fields,
+    read_rope_type,
+    transformer_fields,
+)
 from rlscale.config import MegatronConfig, ModelConfig
 from rlscale.config.groups.megatron import RopeType
 from rlscale.config.groups.model import MegatronToHf
@@ -19,6 +26,9 @@ from tests.unit.config.config_errors import config_errors
 
 QWEN3: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "qwen3" / "config.json").read_text())
 MOE = {**QWEN3, "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+
+
+QWEN3_NEXT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data/qwen3_next/config.json").read_text())
 
 
 def problems_of(config_json: dict[str, Any], *, megatron: MegatronConfig | None = None, **model: Any) -> list[str]:
@@ -64,7 +74,8 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
         (
             {"model_type": "gpt_oss"},
             "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, mimo, "
-            "minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl",
+            "minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
+            "qwen3_next, qwen3_vl",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
@@ -269,3 +280,39 @@ def test_the_decoder_of_a_model_with_images_is_that_of_its_family() -> None:
     assert megatron_fields(flat)["add_qkv_bias"] and not megatron_fields(nested)["add_qkv_bias"]
     (found,) = problems_of({**nested, "text_config": {**text, "hidden_act": "gelu"}})
     assert "must have hidden_act=silu" in found
+
+
+def test_layers_with_linear_attention_and_gates() -> None:
+    assert delta_fields(QWEN3_NEXT) == {
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": [1, 0, 1, 0],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "attention_output_gate": True,
+        "layernorm_zero_centered_gamma": True,
+        "moe_shared_expert_gate": True,
+    }
+    assert megatron_fields(QWEN3_NEXT)["moe_shared_expert_intermediate_size"] == 24
+    assert problems_of(QWEN3_NEXT) == []
+    # transformers 5 writes the kind of each layer, and Qwen3.5 has its decoder in an object.
+    kinds = ["full_attention", "linear_attention"]
+    text = {**QWEN3_NEXT, "model_type": "qwen3_5_text", "num_hidden_layers": 2, "layer_types": kinds, "num_experts": 0}
+    published = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"hidden_size": 8}}
+    assert transformer_fields(published)["linear_attention_freq"] == [0, 1]
+    assert transformer_fields(QWEN3).keys() == megatron_fields(QWEN3).keys()
+
+
+def test_layers_that_no_code_has_are_reported() -> None:
+    megatron = MegatronConfig(core_args={"linear_num_key_heads": 4})
+    assert problems_of({**QWEN3_NEXT, "attention_bias": True}, megatron=megatron) == [
+        "model.hf_checkpoint must have attention_bias=false in its config.json with Megatron-core, got true; train it "
+        "with train=fsdp",
+        "megatron.linear_num_key_heads must be 2, as in config.json, got 4; remove it",
+    ]
+    (problem,) = problems_of({**QWEN3_NEXT, "layer_types": ["full_attention", "sliding_attention"] * 2})
+    assert (
+        "must have layer_types=full_attention in its config.json with Megatron-core, got sliding_attention" in problem
+    )

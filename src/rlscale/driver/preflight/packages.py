@@ -12,6 +12,7 @@ from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 
+from rlscale.architectures.family import find_family
 from rlscale.config import AttnImplementation, Device, OffloadMode, RunConfig, TrainBackendName, prompt_paths
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.groups.sandbox import SandboxKind
@@ -19,6 +20,7 @@ from rlscale.config.installed import installed_version, is_installed
 from rlscale.config.problems import show
 from rlscale.config.resolve.eval_file import read_eval_file
 from rlscale.config.rules import builtin_rewards, only_evaluates, uses_engines
+from rlscale.config.rules.model import architecture_field
 from rlscale.data.data_paths import is_parquet
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.megatron.versions import CPU_VERSION, version_problem
@@ -59,6 +61,11 @@ def _uses_megatron(config: RunConfig) -> bool:
 
 def _uses_bridge(config: RunConfig) -> bool:
     return _uses_megatron(config) and config.model.megatron_to_hf_mode == MegatronToHf.bridge
+
+
+def _has_delta_nets_on_cuda(config: RunConfig) -> bool:
+    family = architecture_field(config.model, "model_type")
+    return _uses_megatron(config) and config.cluster.device == Device.cuda and find_family(family).delta_net
 
 
 def _uses_flash_attention(config: RunConfig, kind: AttnImplementation) -> bool:
@@ -150,6 +157,15 @@ NEEDED_PACKAGES: tuple[NeededPackage, ...] = (
         instead="choose train=fsdp",
         place=PackagePlace.trainers,
         is_needed=_uses_megatron,
+    ),
+    NeededPackage(
+        key="train.backend",
+        rule="be fsdp without {} for a model with gated delta nets on CUDA",
+        modules={"fla": "flash-linear-attention"},
+        install="pip install 'rlscale[linear-attention]'",
+        instead="choose train=fsdp and train.qkv_format=bshd",
+        place=PackagePlace.trainers,
+        is_needed=_has_delta_nets_on_cuda,
     ),
     NeededPackage(
         key="model.megatron_to_hf_mode",

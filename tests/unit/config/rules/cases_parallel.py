@@ -7,6 +7,7 @@ from tests.unit.config.rules.valid_config import (
     GPUS_PER_ENGINE,
     MEGATRON,
     PIPELINE,
+    QWEN3_NEXT_FOLDER,
     SGLANG,
     TENSOR,
     Values,
@@ -16,6 +17,8 @@ SEQUENCE_PARALLEL = {"sequence_parallel": True}
 MTP: Values = {**MEGATRON, CORE_ARGS: {"mtp_num_layers": 1}}
 UNSHARDED_EXPERTS = {"expert_tensor_parallel_size": 1}
 IMAGES: Values = {**MEGATRON, "model.build": "tiny_qwen3_vl", "model.model_type": "qwen3_vl", "model.num_layers": 4}
+LINEAR: Values = {**MEGATRON, "model.model_type": "qwen3_next"}
+FOLDER: Values = {"model.build": None, "model.hf_checkpoint": QWEN3_NEXT_FOLDER}
 ONE_LENGTH: Values = {
     "megatron.variable_seq_lengths": False,
     "batch.use_dynamic_batch_size": True,
@@ -355,5 +358,32 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {"virtual_pipeline_model_parallel_size": 2}},
         "chunk, got 2, which leaves it 1; set it to 1 or less",
         {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {"num_layers_in_last_pipeline_stage": 1}},
+    ),
+    *(
+        (
+            "linear_attention_fits_megatron",
+            {**LINEAR, path: value},
+            f"{key} must be {needed} with train.backend=megatron and model.model_type=qwen3_next (not supported yet), "
+            f"got {shown}; remove it",
+            LINEAR,
+        )
+        for path, value, key, needed, shown in (
+            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1", "2"),
+            (CORE_ARGS, {"fused_single_qkv_rope": True}, "megatron.fused_single_qkv_rope", "false", "true"),
+            ("train.lora.rank", 4, "train.lora.rank", "0", "4"),
+            ("optim.name", "muon", "optim.name", "adam", "muon"),
+        )
+    ),
+    (
+        "ranks_divide_heads_of_linear_attention",
+        {**LINEAR, **EIGHT_GPUS, **FOLDER, TENSOR: 4},
+        "megatron.tensor_model_parallel_size must divide linear_num_key_heads=2 of config.json, got 4; set it to 2",
+        {**LINEAR, **EIGHT_GPUS, **FOLDER, TENSOR: 2},
+    ),
+    (
+        "packed_samples_keep_their_own_state",
+        {"train.backend": "fsdp", "model.model_type": "qwen3_5"},
+        "train.qkv_format must be bshd with train.backend=fsdp and model.model_type=qwen3_5, got thd; set it to bshd",
+        {"train.backend": "fsdp", "model.model_type": "qwen3_5", "train.qkv_format": "bshd"},
     ),
 ]

@@ -30,6 +30,7 @@ PIPELINE = "megatron.pipeline_model_parallel_size"
 TENSOR = "megatron.tensor_model_parallel_size"
 EXPERTS = "megatron.expert_model_parallel_size"
 GPUS_PER_ENGINE = "cluster.rollout_num_gpus_per_engine"
+QWEN3_NEXT_FOLDER = str(Path(__file__).parents[3] / "data" / "qwen3_next")
 QWEN3_FOLDER = str(Path(__file__).parents[3] / "data" / "qwen3")
 
 

@@ -23,6 +23,13 @@ CASES: list[tuple[str, Values, str]] = [
         f"{ON_EVERY_NODE}, or choose train=fsdp",
     ),
     (
+        "fla",
+        {**MEGATRON, "cluster.device": "cuda", "model.model_type": "qwen3_next"},
+        "train.backend must be fsdp without flash-linear-attention for a model with gated delta nets on CUDA, got "
+        f"megatron; pip install 'rlscale[linear-attention]' {ON_EVERY_NODE}, or choose train=fsdp and "
+        "train.qkv_format=bshd",
+    ),
+    (
         "mbridge",
         {**MEGATRON, "model.megatron_to_hf_mode": "bridge"},
         "model.megatron_to_hf_mode must be raw without mbridge, got bridge; pip install 'rlscale[bridge]' "
@@ -120,7 +127,7 @@ IDS = [f"{module}-{number}" for number, (module, *_) in enumerate(CASES)]
 @pytest.fixture(autouse=True)
 def all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes packages that need a GPU importable."""
-    for name in ("flash_attn", "flash_attn_interface", "torch_memory_saver"):
+    for name in ("flash_attn", "flash_attn_interface", "fla", "torch_memory_saver"):
         module = type(sys)(name)
         module.__spec__ = metadata.__spec__
         monkeypatch.setitem(sys.modules, name, module)

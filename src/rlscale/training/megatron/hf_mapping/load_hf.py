@@ -91,21 +91,31 @@ class HfCheckpoint:
     def source(self, name: str) -> SliceReader:
         """A reader of one tensor. A matrix of an expert may also be a part of one tensor for all experts.
 
+        A decoder without its vision tower may have the names of the published model.
+
         Raises:
             DataError: the tensor is missing.
         """
-        if name in self.files:
-            tensor = self._open(self.files[name]).get_slice(name)
+        stored = self._stored_name(name)
+        if stored in self.files:
+            tensor = self._open(self.files[stored]).get_slice(stored)
             return SliceReader(
                 shape=tuple(tensor.get_shape()), rows=lambda some: tensor[some], columns=lambda some: tensor[:, some]
             )
         expert = _EXPERT.fullmatch(name)
-        fused = expert and f"{expert['experts']}.{'down' if expert['matrix'] == 'down' else 'gate_up'}_proj"
+        fused = expert and self._stored_name(
+            f"{expert['experts']}.{'down' if expert['matrix'] == 'down' else 'gate_up'}_proj"
+        )
         if not expert or fused not in self.files:
             raise DataError(
                 f"{self.path} must contain {name}, got no such tensor; check that config.json belongs to this model"
             )
         return _one_expert(self._open(self.files[fused]).get_slice(fused), j=int(expert["j"]), matrix=expert["matrix"])
+
+    def _stored_name(self, name: str) -> str:
+        # transformers keeps this prefix when it writes the decoder that it has loaded from such a model.
+        published = name.replace("model.", "model.language_model.", 1)
+        return published if name not in self.files and published in self.files else name
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, whole."""

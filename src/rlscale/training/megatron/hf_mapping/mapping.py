@@ -43,7 +43,8 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
         # An int means that every layer has experts: other steps arrive as a list with one entry per layer.
         has_experts = config.num_moe_experts is not None and (isinstance(frequency, int) or bool(frequency[i]))
         num_experts = int(config.num_moe_experts) if has_experts else 0
-        for weight, expert in names.layer_weights(i, num_experts=num_experts, without=without):
+        is_linear = i in architecture.architecture.linear_layers
+        for weight, expert in names.layer_weights(i, num_experts=num_experts, is_linear=is_linear, without=without):
             yield MappedWeight(weight=weight, layer=i, expert=expert)
     for k in range(config.mtp_num_layers or 0):
         assert family.mtp is not None, "check_architecture refuses families without these layers"
@@ -76,6 +77,7 @@ def head_sizes(architecture: MegatronArchitecture) -> HeadSizes:
         queries_per_group=config.num_attention_heads // config.num_query_groups,
         vocab_size=architecture.vocab_size,
         padded_vocab_size=architecture.padded_vocab_size,
+        delta=architecture.architecture.delta,
     )
 
 

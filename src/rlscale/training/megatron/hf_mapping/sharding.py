@@ -8,7 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlscale.architectures.delta_shape import DeltaShape
 from rlscale.architectures.weight_names import TensorLayout
+from rlscale.training.megatron.hf_mapping.delta_sharding import delta_shard, hf_from_delta
+
+_NUM_SOURCES = {
+    TensorLayout.qkv: 3,
+    TensorLayout.qkv_gated: 3,
+    TensorLayout.gated: 2,
+    TensorLayout.delta_heads: 2,
+    TensorLayout.delta_parts: 4,
+}
+"""Hugging Face tensors of a layout, unless it is one."""
+
+_DELTA = (TensorLayout.delta_heads, TensorLayout.delta_parts, TensorLayout.delta_conv)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +46,7 @@ class HeadSizes:
     queries_per_group: int  # query heads
     vocab_size: int
     padded_vocab_size: int
+    delta: DeltaShape | None = None  # of gated delta nets; None: the model has none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +66,7 @@ class SliceReader:
 def shard_from_hf(layout: TensorLayout, sources: Sequence[SliceReader], *, shard: Shard, sizes: HeadSizes) -> Tensor:
     """A rank's shard of a Megatron-core tensor. Reads only the slices that belong to it."""
     (first, *_), count = sources, len(sources)
-    expected = {TensorLayout.qkv: 3, TensorLayout.gated: 2}.get(layout, 1)
+    expected = _NUM_SOURCES.get(layout, 1)
     assert count == expected, f"the layout {layout} needs {expected} tensors, got {count}"
     if layout == TensorLayout.whole:
         return first.rows(slice(None))
@@ -64,8 +78,12 @@ def shard_from_hf(layout: TensorLayout, sources: Sequence[SliceReader], *, shard
         return first.columns(shard.slice_of(first.shape[1]))
     if layout == TensorLayout.vocabulary:
         return _padded_rows(first, shard.slice_of(sizes.padded_vocab_size))
-    if layout == TensorLayout.qkv:
-        return _qkv_shard(sources, shard=shard, sizes=sizes)
+    if layout in (TensorLayout.qkv, TensorLayout.qkv_gated):
+        return _qkv_shard(sources, shard=shard, sizes=sizes, is_gated=layout == TensorLayout.qkv_gated)
+    if layout in _DELTA:
+        assert sizes.delta is not None, "the model has gated delta nets"
+        readers = [each.rows for each in sources]
+        return delta_shard(layout, readers, index=shard.index, count=shard.count, sizes=sizes.delta)
     if layout == TensorLayout.gated:
         return torch.cat([each.rows(shard.slice_of(each.shape[0])) for each in sources])
     # Gate and up projection are the two halves of one tensor; each half is sharded.
@@ -74,17 +92,27 @@ def shard_from_hf(layout: TensorLayout, sources: Sequence[SliceReader], *, shard
     return torch.cat([first.rows(slice(start + some.start, start + some.stop)) for start in (0, half)])
 
 
-def _qkv_shard(sources: Sequence[SliceReader], *, shard: Shard, sizes: HeadSizes) -> Tensor:
+def _qkv_shard(sources: Sequence[SliceReader], *, shard: Shard, sizes: HeadSizes, is_gated: bool) -> Tensor:
     """Rows of queries, keys and values, interleaved by group of heads."""
-    if shard.count > sizes.num_groups:
-        # Several ranks share a group: each holds an equal part of its rows, regardless of head boundaries.
-        ranks_per_group = shard.count // sizes.num_groups
-        group = Shard(index=shard.index // ranks_per_group, count=sizes.num_groups)
-        whole = torch.cat([each.rows(group.slice_of(each.shape[0])) for each in sources])
-        return whole[Shard(index=shard.index % ranks_per_group, count=ranks_per_group).slice_of(len(whole))]
-    num_groups = sizes.num_groups // shard.count
-    parts = [_by_group(each.rows(shard.slice_of(each.shape[0])), num_groups) for each in sources]
-    return torch.cat(parts, dim=1).flatten(0, 1)
+    # Several ranks may share a group: each holds an equal part of its rows, regardless of head boundaries.
+    ranks_per_group = max(shard.count // sizes.num_groups, 1)
+    groups = Shard(index=shard.index // ranks_per_group, count=shard.count // ranks_per_group)
+    num_groups = sizes.num_groups // groups.count
+    queries, *others = (_by_group(each.rows(groups.slice_of(each.shape[0])), num_groups) for each in sources)
+    if is_gated:
+        queries = _split_heads(queries, sizes.queries_per_group)
+    rows = torch.cat((queries, *others), dim=1).flatten(0, 1)
+    return rows[Shard(index=shard.index % ranks_per_group, count=ranks_per_group).slice_of(len(rows))]
+
+
+def _split_heads(rows: Tensor, num_heads: int) -> Tensor:
+    """Rows of each group: of every head its query and its gate -> all queries, then all gates."""
+    return torch.unflatten(rows, 1, (num_heads, 2, -1)).transpose(1, 2).flatten(1, 3)
+
+
+def _joined_heads(rows: Tensor, num_heads: int) -> Tensor:
+    """The inverse of `_split_heads`."""
+    return torch.unflatten(rows, 1, (2, num_heads, -1)).transpose(1, 2).flatten(1, 3)
 
 
 def hf_from_shards(layout: TensorLayout, shards: Sequence[Tensor], *, sizes: HeadSizes) -> list[Tensor]:
@@ -99,12 +127,19 @@ def hf_from_shards(layout: TensorLayout, shards: Sequence[Tensor], *, sizes: Hea
         return [_swapped(_joined(shards))]
     if layout == TensorLayout.vocabulary:
         return [_joined(shards)[: sizes.vocab_size]]
-    if layout == TensorLayout.qkv:
+    if layout in (TensorLayout.qkv, TensorLayout.qkv_gated):
+        is_gated = layout == TensorLayout.qkv_gated
         groups = _by_group(_joined(shards), sizes.num_groups)
-        # A group has queries_per_group query heads, one key head and one value head, all of the same width.
-        width = groups.shape[1] // (sizes.queries_per_group + 2)
-        heads = torch.split(groups, [sizes.queries_per_group * width, width, width], dim=1)
-        return [each.flatten(0, 1) for each in heads]
+        # A group has queries_per_group query heads, their gates, one key head and one value head, of the same width.
+        num_queries = sizes.queries_per_group * (1 + is_gated)
+        width = groups.shape[1] // (num_queries + 2)
+        queries, *others = torch.split(groups, [num_queries * width, width, width], dim=1)
+        if is_gated:
+            queries = _joined_heads(queries, sizes.queries_per_group)
+        return [each.flatten(0, 1) for each in (queries, *others)]
+    if layout in _DELTA:
+        assert sizes.delta is not None, "the model has gated delta nets"
+        return hf_from_delta(layout, shards, sizes=sizes.delta)
     halves = [shard.chunk(2) for shard in shards]
     gate, up = (_joined([half[i] for half in halves]) for i in range(2))
     return [gate, up] if layout == TensorLayout.gated else [torch.cat((gate, up))]

@@ -9,6 +9,7 @@ import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
+from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -31,9 +32,11 @@ from megatron.core.transformer.transformer_layer import (
 
 from rlscale.architectures.family import Family
 from rlscale.training.megatron.model.attention import TorchAttention
+from rlscale.training.megatron.model.gated_delta_net import GatedAttention, GatedDeltaNet, HeadNorm
 from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
 from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
 from rlscale.training.megatron.model.mtp import make_mtp_spec
+from rlscale.training.megatron.model.transformer_config import has_linear_attention
 from rlscale.training.megatron.model.vision import DeepstackLayer
 from rlscale.training.megatron.model.wide_norm import WideNormAttention
 
@@ -70,12 +73,16 @@ def block_spec(config: TransformerConfig, *, family: Family, vp_stage: int | Non
         family: of the model.
         vp_stage: index of the chunk on this rank, with an interleaved pipeline; None without one.
     """
-    provider, has_experts = spec_provider(), _has_experts(config)
-    specs = {each: _layer_spec(config, provider, has_experts=each, family=family) for each in set(has_experts)}
-    # has_experts is indexed by the layer in the whole model; this chunk has `number` layers from `first`.
+    provider = spec_provider()
+    # Indexed by the layer in the whole model; this chunk has `number` layers from `first`.
+    kinds = [(each, has_linear_attention(config, i)) for i, each in enumerate(_has_experts(config))]
+    specs = {
+        kind: _layer_spec(config, provider, has_experts=kind[0], is_linear=kind[1], family=family)
+        for kind in set(kinds)
+    }
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     number = get_num_layers_to_build(config, vp_stage=vp_stage)
-    layers = [specs[each] for each in has_experts[first : first + number]]
+    layers = [specs[kind] for kind in kinds[first : first + number]]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=provider.layer_norm(rms_norm=True))
 
 
@@ -113,7 +120,9 @@ def spec_provider() -> Any:
     return TorchSpecProvider()
 
 
-def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, family: Family) -> ModuleSpec:
+def _layer_spec(
+    config: TransformerConfig, provider: Any, *, has_experts: bool, family: Family, is_linear: bool = False
+) -> ModuleSpec:
     norm, row = provider.layer_norm(rms_norm=True), provider.row_parallel_linear()
     if family.post_norms:
         row = with_post_norm(row, norm)
@@ -125,14 +134,18 @@ def _layer_spec(config: TransformerConfig, provider: Any, *, has_experts: bool, 
         first = provider.column_parallel_layer_norm_linear()
         mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=first, linear_fc2=row))
     is_latent = config.multi_latent_attention
+    if is_latent:
+        attention = _latent_attention_spec(provider)
+    elif is_linear:
+        attention = _linear_attention_spec(provider)
+    else:
+        attention = _attention_spec(config, provider, row=row, family=family)
     return ModuleSpec(
         module=TransformerLayer if family.vision is None else DeepstackLayer,
         submodules=TransformerLayerSubmodules(
             # Other layers have the norm inside their first projection.
             input_layernorm=norm if is_latent else IdentityOp,
-            self_attention=_latent_attention_spec(provider)
-            if is_latent
-            else _attention_spec(config, provider, row=row, family=family),
+            self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm if has_experts else IdentityOp,
             mlp=mlp,
@@ -150,8 +163,17 @@ def _attention_spec(config: TransformerConfig, provider: Any, *, row: type, fami
         q_layernorm=norm,
         k_layernorm=norm,
     )
-    kind = WideNormAttention if family.wide_qk_norm else SelfAttention
+    kind = WideNormAttention if family.wide_qk_norm else GatedAttention if family.delta_net else SelfAttention
     return ModuleSpec(module=kind, params={"attn_mask_type": AttnMaskType.causal}, submodules=submodules)
+
+
+def _linear_attention_spec(provider: Any) -> ModuleSpec:
+    submodules = GatedDeltaNetSubmodules(
+        in_proj=provider.column_parallel_layer_norm_linear(),
+        out_norm=HeadNorm,
+        out_proj=provider.row_parallel_linear(),
+    )
+    return ModuleSpec(module=GatedDeltaNet, submodules=submodules)
 
 
 def _latent_attention_spec(provider: Any) -> ModuleSpec:

@@ -20,6 +20,19 @@ class RmsNorm(nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.cuda.current_device())
         mark_sequence_parallel(self.weight, config)
+        self.is_zero_centered = config.layernorm_zero_centered_gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.eps is not None, "set by the constructor"
+        return rms_norm(x, self.weight, self.eps, is_zero_centered=self.is_zero_centered)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, is_zero_centered: bool) -> Tensor:
+    """RMS norm of the last axis: y = x / sqrt(mean(x^2) + eps) * weight, or * (1 + weight) if it is zero-centred."""
+    if not is_zero_centered:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    # In float32, as in transformers: in bfloat16 a small weight would be lost in the sum.
+    return F.rms_norm(x.float(), (x.shape[-1],), 1 + weight.float(), eps).to(x.dtype)
 
 
 def mark_sequence_parallel(weight: nn.Parameter, config: TransformerConfig) -> None:
@@ -36,10 +49,10 @@ class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # M
         ones = torch.ones(input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
         self.layer_norm_weight = nn.Parameter(ones)
         mark_sequence_parallel(self.layer_norm_weight, config)
-        self.eps = config.layernorm_epsilon
+        self.eps, self.is_zero_centered = config.layernorm_epsilon, config.layernorm_zero_centered_gamma
 
     def forward(self, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        normed = F.rms_norm(input_, (input_.shape[-1],), self.layer_norm_weight, self.eps)
+        normed = rms_norm(input_, self.layer_norm_weight, self.eps, is_zero_centered=self.is_zero_centered)
         output, bias = super().forward(normed, *args, **options)
         return output, bias
 

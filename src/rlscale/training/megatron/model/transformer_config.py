@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import find_family
 from rlscale.architectures.hf_config import hf_fields
-from rlscale.architectures.megatron_fields import check_architecture, has_latent_attention, megatron_fields
+from rlscale.architectures.megatron_fields import check_architecture, has_latent_attention, transformer_fields
 from rlscale.architectures.tower_shape import TowerShape
 from rlscale.architectures.vision import VisionLayout
 from rlscale.config import MegatronConfig, ModelConfig
@@ -68,6 +68,11 @@ class MegatronArchitecture:
     def untied(self) -> MegatronArchitecture:
         """The same architecture with an embedding that is not the output layer."""
         return replace(self, architecture=replace(self.architecture, tied=False))
+
+
+def has_linear_attention(config: TransformerConfig, layer: int) -> bool:
+    """Whether a layer, counted over the whole model, has linear attention."""
+    return config.linear_attention_freq is not None and bool(config.linear_attention_freq[layer])
 
 
 def load_architecture(
@@ -125,7 +130,7 @@ def _transformer_fields(
     found = {
         **DEFAULTS,
         **_layer_fields(hf_fields(config_json)),
-        **megatron_fields(config_json),
+        **transformer_fields(config_json),
         # Every weight is loaded, so memory stays uninitialised.
         "init_method": _no_init,
         "output_layer_init_method": _no_init,

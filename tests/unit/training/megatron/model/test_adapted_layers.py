@@ -131,7 +131,7 @@ def test_every_projection_has_its_adapter_under_the_names_of_peft() -> None:
         family="glm4",
         transformer=transformer,
         is_tied=False,
-        architecture=SimpleNamespace(missing_features=frozenset()),
+        architecture=SimpleNamespace(missing_features=frozenset(), linear_layers=()),
     )
     layers = ("model.layers.1.self_attn.k_proj", "model.layers.1.mlp.gate_up_proj", "model.layers.0.mlp.down_proj")
     model: Any = SimpleNamespace(architecture=architecture, adapters=AdapterSettings(rank=RANK, alpha=4, layers=layers))

@@ -1,0 +1,9 @@
+"""Qwen3.5 with experts as published, with a vision tower, of which only the decoder is trained."""
+
+from dataclasses import replace
+
+from rlscale.architectures.families import qwen3_5_moe_text
+
+FAMILY = replace(
+    qwen3_5_moe_text.FAMILY, name="qwen3_5_moe", hf_names=qwen3_5_moe_text.NAMES.moved("model.language_model.")
+)
