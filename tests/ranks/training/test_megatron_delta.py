@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.ranks.training.launch import report, run_ranks
-from tests.ranks.training.megatron_delta_ranks import CASES, FAMILIES
+from tests.ranks.training.megatron_delta_ranks import CASES, FAMILIES, TRAINED
 from tests.ranks.training.megatron_families import DELTAS, write_families
 
 SHORT = ("qwen3_next tp2 sp ep2", "qwen3_5 tp2", "qwen3_5 pp2")
@@ -51,6 +51,24 @@ def test_a_family_is_that_of_transformers(name: str, short: list[dict[str, Any]]
 @pytest.mark.parametrize("family", SHORT_FAMILIES)
 def test_conversion_of_a_family_round_trips_bitwise(family: str, short: list[dict[str, Any]]) -> None:
     assert all(found[family] for found in short)
+
+
+def assert_steps(names: tuple[str, ...], reports: list[dict[str, Any]]) -> None:
+    for found in reports:
+        assert all(found[name]["resumed"] for name in names)
+        steps = [found[name]["metrics"] for name in names]
+        assert all(step == pytest.approx(steps[0], rel=1e-5, abs=1e-7) for step in steps)
+        assert all(step["grad_norm"] > 0 for step in steps)
+
+
+def test_a_run_resumes_exactly(short: list[dict[str, Any]]) -> None:
+    assert_steps(("qwen3_5 tp2",), short)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_steps_of_every_layout_are_the_same(family: str, rest: list[dict[str, Any]]) -> None:
+    assert_steps(tuple(name for name in TRAINED if CASES[name][0] == family and name in REST), rest)
 
 
 @pytest.mark.nightly

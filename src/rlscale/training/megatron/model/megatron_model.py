@@ -262,6 +262,8 @@ def build_model(
         for chunk in chunks:
             chunk.trains_mtp = chunk.mtp_process and megatron.enable_mtp_training
             _set_rotary_embedding(chunk, architecture)
+            # Megatron-core creates the gate of a shared expert on the host.
+            chunk.to(torch.cuda.current_device())
     uses_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
     return MegatronModel(chunks=chunks, architecture=architecture, uses_bridge=uses_bridge)
 
