@@ -51,6 +51,7 @@ OWNERS: dict[str, str] = {
     "hydra": "config/hydra",
     "omegaconf": "config",
     "sglang": "engines",
+    "setproctitle": "engines",  # of SGLang's environment
     "sglang_router": "engines",
     "megatron": "training",
 }

@@ -84,7 +84,7 @@ def _end_that_is_a_key(wanted: str) -> str | None:
 def _foreign(wanted: str) -> str | None:
     """The target of a word of another project: in the group that was written, if that has a key of the name."""
     target = find_foreign(wanted)
-    # verl has its held-out files in `data`, beside those of training.
+    # verl has its held-out files in `data`, next to those of training.
     if target is None or target.startswith("eval."):
         return target
     own = f"{wanted.partition('.')[0]}.{target.rpartition('.')[2]}"

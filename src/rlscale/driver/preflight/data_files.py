@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlscale.config import DataConfig, LossType, RunConfig, prompt_paths
@@ -23,6 +24,15 @@ FILE_EXISTS = "name a file that exists"
 """The rule that a data file breaks which is not on this machine."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowChecks:
+    """Further checks of the rows of a file, see `check_first_rows`."""
+
+    learns_conversations: bool = False
+    metadata: CheckMetadata | None = None
+    limit: Limit | None = None
+
+
 def check_prompts(config: RunConfig) -> list[Problem]:
     """Problems of the training prompts, of their first row and of the chat template."""
     data = config.data
@@ -33,7 +43,11 @@ def check_prompts(config: RunConfig) -> list[Problem]:
     is_read = data.data_source_path is None
     key = "data.prompt_data" if data.prompt_files is None else "data.prompt_files"
     template = read_template(config, applies=config.data.apply_chat_template)
-    learns, check, limit = learns_conversations(config), row_reward_check(config), _prompt_limit(config)
+    checks = RowChecks(
+        learns_conversations=learns_conversations(config),
+        metadata=row_reward_check(config),
+        limit=_prompt_limit(config),
+    )
     return problems + [
         problem
         for path in prompt_paths(data)
@@ -41,10 +55,8 @@ def check_prompts(config: RunConfig) -> list[Problem]:
             key,
             _row_keys(config, path),
             template=template,
-            learns=learns,
             is_read=is_read,
-            check_metadata=check,
-            limit=limit,
+            checks=checks,
         )
     ]
 
@@ -119,10 +131,8 @@ def check_file(
     rows: DataConfig,
     *,
     template: ChatTemplate | None,
-    learns: bool = False,
     is_read: bool = True,
-    check_metadata: CheckMetadata | None = None,
-    limit: Limit | None = None,
+    checks: RowChecks | None = None,
 ) -> list[Problem]:
     """Problems of a prompt file and of its first rows."""
     path = rows.prompt_data
@@ -140,8 +150,13 @@ def check_file(
     try:
         if any(each.suffix == PARQUET for each in find_data_files(path)) and not is_installed("pyarrow"):
             return []  # reported by the check of packages
+        checks = checks or RowChecks()
         check_first_rows(
-            rows, learns_conversations=learns, template=template, check_metadata=check_metadata, limit=limit
+            rows,
+            learns_conversations=checks.learns_conversations,
+            template=template,
+            check_metadata=checks.metadata,
+            limit=checks.limit,
         )
     except BadRowError as error:
         cause = " ".join(str(error).split())
