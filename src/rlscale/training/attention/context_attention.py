@@ -120,6 +120,7 @@ def context_attention(
     """
     assert attention_mask is None, "attention over spans takes no mask"
     check_attention_options(options)
+    assert options.get("s_aux") is None, "a rule excludes sinks with context parallelism"
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     window = options.get("sliding_window")
     q_THD = query.squeeze(0).transpose(0, 1)

@@ -6,9 +6,9 @@ heads, K key/value heads, D head width, L longest sample of a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from rlscale.training.attention.length_buckets import LengthBucket, build_length_bucket, group_similar_lengths
+from rlscale.training.attention.sinks import attend_with_sinks
 from rlscale.training.attention.span_keys import SpanKeys, build_span_keys, ends_of, to_int32
 from rlscale.training.attention.tree_attention import TreeLayout, attend_tree, build_tree_layout
 from rlscale.training.attention.tree_blocks import TreeBlocks, build_tree_blocks
@@ -92,7 +93,7 @@ def packed_attention(
         value: [1, K, T, D]
         attention_mask: always None, see `PACKED_ATTENTION`.
         packing: positions of the samples.
-        options: of the layer; `scaling` (None: D ** -0.5) and `sliding_window` are supported.
+        options: of the layer; `scaling` (None: D ** -0.5), `sliding_window` and `s_aux` (sinks, [H]) are supported.
 
     Returns:
         [1, T, H, D] and no attention weights.
@@ -103,10 +104,10 @@ def packed_attention(
     assert attention_mask is None, "packed attention takes no mask"
     check_attention_options(options)
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    window = options.get("sliding_window")
+    window, sinks = options.get("sliding_window"), options.get("s_aux")
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    has_kernel = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-    if not _hides_rows(window, packing.max_len):
+    has_kernel = sinks is None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    if sinks is None and not _hides_rows(window, packing.max_len):
         if packing.blocks is not None:
             blocks = packing.blocks
             parts = [blocks.pad(x) for x in (q, k, v)]
@@ -123,7 +124,10 @@ def packed_attention(
     if has_kernel:
         out = _varlen(q, k, v, packing=packing, scale=scale, window=window)
     else:
-        parts = [_attend_bucket(q, k, v, bucket=bucket, scale=scale, window=window) for bucket in packing.buckets]
+        attend = partial(_causal, scale=scale, window=window)
+        if sinks is not None:
+            attend = partial(attend_with_sinks, sinks_H=sinks, scale=scale, window=window)
+        parts = [_attend_bucket(q, k, v, bucket=bucket, attend=attend) for bucket in packing.buckets]
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
     if shared is not None:
         out = shared.picked(out)
@@ -173,7 +177,7 @@ def attend_joined(
 
 def check_attention_options(options: Mapping[str, Any]) -> None:
     """Raises ValueError for options of a layer that no attention of this package supports."""
-    for name in ("softcap", "s_aux", "position_bias"):
+    for name in ("softcap", "position_bias"):
         if options.get(name) is not None:
             raise ValueError(f"fsdp.attn_implementation must be eager for a model whose attention has {name}, got sdpa")
 
@@ -188,11 +192,16 @@ def _varlen(
 
 
 def _attend_bucket(
-    q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, *, bucket: LengthBucket, scale: float, window: int | None
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    *,
+    bucket: LengthBucket,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
     """Attention of the rows of one bucket. [stop - start, H, D]"""
     # Padding is to the right of every sample, so the causal mask alone hides it from real queries.
-    return bucket.unpad(_causal(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD), scale=scale, window=window))
+    return bucket.unpad(attend(bucket.pad(q_THD), bucket.pad(k_TKD), bucket.pad(v_TKD)))
 
 
 def _hides_rows(window: int | None, length: int) -> bool:

@@ -33,8 +33,10 @@ def test_equal_lengths_need_no_padding() -> None:
     assert layout.cu_seqlens.tolist() == [0, 4, 8, 12, 52, 92]
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], window: int | None) -> Tensor:
-    """Token by token in float64: q [T, H, D], k and v [T, K, D]."""
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], window: int | None, sinks: Tensor | None = None
+) -> Tensor:
+    """Token by token in float64: q [T, H, D], k and v [T, K, D], sinks [H]."""
     out, start, per_kv = torch.empty_like(q), 0, q.shape[1] // k.shape[1]
     for length in lengths:
         for t in range(length):
@@ -43,15 +45,20 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, *, lengths: list[int], 
             # Query heads share key heads in groups of `per_kv`.
             for head in range(q.shape[1]):
                 scores = k[seen, head // per_kv] @ q[start + t, head] * q.shape[-1] ** -0.5
-                out[start + t, head] = scores.softmax(0) @ v[seen, head // per_kv]
+                probs = scores.softmax(0)
+                if sinks is not None:
+                    probs = torch.cat((scores, sinks[head : head + 1])).softmax(0)[:-1]
+                out[start + t, head] = probs @ v[seen, head // per_kv]
         start += length
     return out
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 3, 100])
 @pytest.mark.parametrize("lengths", [[1], [5, 5], [2, 3, 9, 30], [1, 66, 70, 75]])
-def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -> None:
+def test_attention_against_a_slow_loop(lengths: list[int], window: int | None, has_sinks: bool) -> None:
     torch.manual_seed(0)
+    sinks = torch.randn(4, dtype=torch.float64) if has_sinks else None
     num_tokens = sum(lengths)
     q, k, v = (torch.randn(num_tokens, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
     got, _ = packed_attention(
@@ -60,8 +67,9 @@ def test_attention_against_a_slow_loop(lengths: list[int], window: int | None) -
         None,
         packing=build_packed_layout(np.array(lengths), device=CPU),
         sliding_window=window,
+        s_aux=None if sinks is None else sinks.float(),
     )
-    expected = reference_attention(q, k, v, lengths=lengths, window=window).float()
+    expected = reference_attention(q, k, v, lengths=lengths, window=window, sinks=sinks).float()
     torch.testing.assert_close(got[0], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -98,6 +106,24 @@ def test_attention_of_shared_rows_is_that_of_whole_samples(name: str, window: in
             results.append((out.detach(), grad))
     for out, grad in results[1:]:
         torch.testing.assert_close((out, grad), results[0], atol=1e-5, rtol=1e-5)
+
+
+def test_shared_rows_with_sinks_are_those_of_whole_samples() -> None:
+    batch = make_batch(GROUPS["equal"], group_size=4)
+    for i, length in enumerate(batch.prompt_lens.tolist()):
+        batch.tokens[batch.offsets[i] : batch.offsets[i] + length] = np.arange(length)
+    samples = range(batch.num_samples)
+    apart, shared = (pack(batch, samples, device=CPU, share_prompts=shares).packing for shares in (False, True))
+    assert isinstance(apart, PackedLayout) and isinstance(shared, PackedLayout) and shared.shared is not None
+    torch.manual_seed(0)
+    x, sinks = torch.randn(len(shared.shared.pick), 8, 8), torch.randn(4)
+    results = []
+    for packing in (shared, apart):
+        given = x[shared.shared.expand] if packing is apart else x
+        qkv = (part.transpose(0, 1)[None] for part in given.split([4, 2, 2], dim=1))
+        out = packed_attention(torch.nn.Identity(), *qkv, None, packing=packing, s_aux=sinks)[0][0]
+        results.append(out[shared.shared.pick] if packing is apart else out)
+    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
 
 
 def test_a_large_tree_is_computed_by_segments() -> None:
