@@ -70,7 +70,8 @@ def write(rows: Mapping[str, Mapping[str, Any]], load: float) -> None:
         f"{sentence([load])} Made by `python benchmarks/megatron_families.py`.\n\n"
         "Two ranks in float32. Largest difference of the logprobs / of the gradients, relative to the largest entry of "
         "a tensor. A conversion writes Megatron-core's format with two tensor-parallel ranks, reads it in another "
-        f"layout and returns the files of the start. A dash: the model has no experts. {BRIDGE}\n\n"
+        "layout and returns the files of the start. A dash: the model has no experts, or experts with biases. "
+        f"{BRIDGE}\n\n"
         f"{table(rows)}\n"
     )
 

@@ -64,6 +64,7 @@ class Architecture:
     attention_bias: bool = False
     qk_norm: bool = False
     wide_qk_norm: bool = False  # over all heads together
+    sinks: bool = False  # of attention; the output projection, the router and experts have biases, too
     max_positions: int | None = None
     window: int = 0  # tokens that a layer with a sliding window attends to
     num_window_layers: int = 0
@@ -102,6 +103,7 @@ class Architecture:
             attention_bias=bool(fields.get("attention_bias", False)),
             qk_norm=bool(fields.get("use_qk_norm", False)),
             wide_qk_norm=find_family(model_type).wide_qk_norm,
+            sinks=find_family(model_type).sinks,
             max_positions=fields.get("max_position_embeddings"),
             window=fields.get("window") or 0,
             num_window_layers=fields.get("num_window_layers") or 0,
@@ -184,6 +186,12 @@ class Architecture:
 
     # -- parameters
 
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        biases = 2 * self.expert_size + self.hidden_size if self.sinks else 0
+        return 3 * self.hidden_size * self.expert_size + biases
+
     def attention_shapes(self, layer: int) -> Iterator[Shape]:
         """Shapes of the weights of attention in a layer."""
         hidden, heads = self.hidden_size, self.num_heads
@@ -207,6 +215,8 @@ class Architecture:
             if self.qk_norm:
                 yield from ((width,) for width in self.qk_norm_widths)
         yield (hidden, heads * self.value_width)
+        if self.sinks:
+            yield from ((hidden,), (heads,))
 
     def mlp_shapes(self, layer: int) -> Iterator[Shape]:
         """Shapes of the weights of the MLP, or of router and experts, of a layer."""
@@ -215,6 +225,12 @@ class Architecture:
             yield from _gated(hidden, self.intermediate_size)
             return
         yield (self.num_experts, hidden)
+        if self.sinks:
+            number, width = self.num_experts, self.expert_size
+            # Each followed by its biases.
+            yield from ((number,), (number, hidden, 2 * width), (number, 2 * width))
+            yield from ((number, width, hidden), (number, hidden))
+            return
         # Experts of a layer are one tensor, as in transformers.
         yield from ((self.num_experts, 2 * self.expert_size, hidden), (self.num_experts, hidden, self.expert_size))
         if self.shared_size:
@@ -277,7 +293,7 @@ class Architecture:
     def active_parameters(self) -> int:
         """Parameters that one token uses, including embedding and output layer."""
         idle = self.num_experts - self.experts_per_token
-        return self.parameters - self.num_expert_layers * idle * 3 * self.hidden_size * self.expert_size
+        return self.parameters - self.num_expert_layers * idle * self.expert_parameters
 
     # -- operations and cache
 

@@ -52,6 +52,9 @@ class Family:
     """Queries and keys are normalised over all heads together, as in MiniMax-M2. False: each head by itself."""
     post_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added, as in GLM-4."""
+    sinks: bool = False
+    """A learnable logit per head takes part in the softmax of attention, linear layers of decoder layers and the router
+    have a bias, and gate and up projection of experts are clamped, as in gpt-oss."""
     sliding_window: bool = False
     """`sliding_window` applies unless `use_sliding_window` is false. False: only where that key is true."""
 

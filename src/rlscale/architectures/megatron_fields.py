@@ -13,10 +13,20 @@ from rlscale.architectures.family import find_family, load_families, names_with
 from rlscale.architectures.hf_config import flat_config, hf_fields
 from rlscale.architectures.mla_fields import check_mla, mla_fields
 from rlscale.architectures.sigmoid_fields import check_sigmoid, sigmoid_fields
+from rlscale.architectures.sink_fields import check_sinks, sink_fields
 from rlscale.errors import Problem, show
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _USE_FSDP = "train it with train=fsdp"
+_WITHOUT_SINKS: Mapping[str, Any] = MappingProxyType(
+    {
+        "softmax_type": "vanilla",
+        "window_size": None,
+        "window_attn_skip_freq": None,
+        "activation_func_clamp_value": None,
+        "glu_linear_offset": 0.0,
+    }
+)
 
 MEGATRON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -38,6 +48,7 @@ MEGATRON_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "moe_router_num_groups": None,
         "moe_router_group_topk": None,
         "moe_router_topk_scaling_factor": None,
+        **_WITHOUT_SINKS,
     }
 )
 """TransformerConfig fields that describe an architecture and have no config key, with Megatron-core's defaults."""
@@ -75,7 +86,10 @@ def megatron_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
         # With dropout the logprobs before and after a step would not be comparable.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        **_WITHOUT_SINKS,
     }
+    if family.sinks:
+        found |= sink_fields(config_json)
     if family.latent_attention:
         found |= mla_fields()
     if family.sigmoid_experts:
@@ -120,6 +134,8 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
         problems += check_sigmoid(config_json, fix=_USE_FSDP)
     if find_family(config_json.get("model_type")).delta_net:
         problems += check_delta(config_json, fix=_USE_FSDP)
+    if find_family(config_json.get("model_type")).sinks:
+        problems += check_sinks(config_json, fix=_USE_FSDP)
     problems += [
         _contradiction(f"model.{name}", given=keys.fields[name], found=found)
         for name, found in hf_fields(config_json).items()

@@ -55,11 +55,16 @@ def check_sigmoid(config_json: Mapping[str, Any], *, fix: str) -> list[Problem]:
         )
         problems.append(_problem(rule, show(kinds), fix))
     problems += _check_experts(fields, implied=find_family(config_json.get("model_type")).implied, fix=fix)
-    if config_json.get("quantization_config"):
-        method = dict(config_json["quantization_config"]).get("quant_method")
-        rule = "have no quantization_config in its config.json with Megatron-core"
-        problems.append(_problem(rule, show(method), "use a copy with bfloat16 weights and without that entry"))
-    return problems
+    return [*problems, *check_quantization(config_json)]
+
+
+def check_quantization(config_json: Mapping[str, Any]) -> list[Problem]:
+    """Reports weights of 4 or 8 bits, which are not dequantised here."""
+    if not config_json.get("quantization_config"):
+        return []
+    method = dict(config_json["quantization_config"]).get("quant_method")
+    rule = "have no quantization_config in its config.json with Megatron-core"
+    return [_problem(rule, show(method), "use a copy with bfloat16 weights and without that entry")]
 
 
 def check_supported_fields(supported: Mapping[str, tuple[Any, tuple[Any, ...]]], *, fix: str) -> list[Problem]:

@@ -23,6 +23,7 @@ class TensorLayout(StrEnum):
     qkv_gated = "qkv_gated"  # the same, with the gates of the queries after the queries
     gated = "gated"  # a shard of the gate's rows, then the same shard of the up projection's rows
     gated_fused = "gated_fused"  # the same, from one tensor that holds both
+    gated_pairs = "gated_pairs"  # the same, from one tensor whose rows alternate between both
     # Of a gated delta net: the shards of queries, keys, values, output gates, betas and decays, one after another.
     delta_heads = "delta_heads"  # from two tensors that are ordered by key head
     delta_parts = "delta_parts"  # from four tensors, the first with queries, keys and values one after another
@@ -37,6 +38,8 @@ class Weight:
     hf: tuple[str, ...]
     layout: TensorLayout = TensorLayout.whole
     only_with: str | None = None  # attribute of `Architecture`; models without it do not have the weight
+    stacked: bool = False
+    """Hugging Face has one tensor for all experts of a layer: transposed matrices [E, in, out], or vectors [E, out]."""
 
     def numbered(self, *, layer: int | str = "", expert: int | str = "") -> Weight:
         """The same weight with layer and expert filled into its names."""

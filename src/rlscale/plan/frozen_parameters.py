@@ -175,6 +175,9 @@ def _layer(a: Architecture, layer: int) -> Iterator[tuple[str, Shape]]:
         module = "shared_expert" if a.gated_shared_size else "shared_experts"
         shared = [f"mlp.{module}.{name}_proj.weight" for name in ("gate", "up", "down")]
         mlp = ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        if a.sinks:
+            stacked = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+            mlp = ["mlp.router.weight", "mlp.router.bias", *(f"mlp.experts.{name}" for name in stacked)]
         mlp += shared if a.shared_size else []
         mlp += ["mlp.shared_expert_gate.weight"] if a.gated_shared_size else []
     norms = ("input_layernorm", "post_attention_layernorm", "post_self_attn_layernorm", "post_mlp_layernorm")
@@ -198,6 +201,7 @@ def _attention_names(a: Architecture) -> Iterator[str]:
         yield from ("q_proj.bias", "k_proj.bias", "v_proj.bias") if a.attention_bias else ()
         yield from ("q_norm.weight", "k_norm.weight") if a.qk_norm else ()
     yield "o_proj.weight"
+    yield from ("o_proj.bias", "sinks") if a.sinks else ()
 
 
 def _tower(a: Architecture) -> Iterator[NamedParameter]:

@@ -32,7 +32,7 @@ class RankParameters:
 def rank_parameters(a: Architecture, parallel: ParallelSizes, mtp: MtpLayers) -> RankParameters:
     """Parameters of a rank of the fullest stage."""
     layers = math.ceil(a.num_layers / parallel.pipeline)
-    expert = 3 * a.hidden_size * a.expert_size * a.num_experts
+    expert = a.expert_parameters * a.num_experts
     whole = {j: count_elements(a.layer_shapes(j)) - (expert if a.has_experts(j) else 0) for j in a.kinds}
     num_with_experts = min(layers, a.num_expert_layers)
     # Every rank of the first stage has the whole vision tower.

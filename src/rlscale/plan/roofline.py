@@ -233,7 +233,7 @@ def _trained_elements(config: RunConfig, a: Architecture) -> tuple[int, int]:
     adapters = AdapterSpec.from_config(config.train)
     if adapters.rank:
         return adapters.elements(a), 0
-    experts = 3 * a.hidden_size * a.expert_size * a.num_experts * a.num_expert_layers
+    experts = a.expert_parameters * a.num_experts * a.num_expert_layers
     frozen = find_frozen(a, config.train).of_parts()
     fixed = sum(each.elements for each in frozen if each.is_expert)
     return a.parameters - experts - sum(each.elements for each in frozen if not each.is_expert), experts - fixed

@@ -132,8 +132,15 @@ def count_hf_elements(a: Architecture, name: str) -> int:
 
 
 def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
-    """Rows and columns of a tensor of the Hugging Face checkpoint of a model; a vector has one column."""
-    hidden, kind = a.hidden_size, name.split(".")[-2]
+    """Rows and columns of a tensor of the Hugging Face checkpoint of a model; a vector has one column.
+
+    Of a tensor that stacks all experts those of one of them.
+    """
+    hidden, (kind, last) = a.hidden_size, name.split(".")[-2:]
+    if kind == "experts":
+        kind = last.removesuffix("_bias")
+    if last == "sinks":
+        return a.num_heads, 1
     width = a.expert_size if ".experts." in name else a.intermediate_size
     if ".linear_attn." in name and a.delta is not None:
         own = dict(a.delta.named_shapes(hidden, by_head=a.has_delta_by_head))[name.split(".linear_attn.")[1]]
@@ -158,6 +165,7 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
         "kv_a_layernorm": (a.kv_rank, 1),
         "kv_b_proj": (a.num_heads * (a.nope_dim + a.value_dim), a.kv_rank),
         "gate": (a.num_experts, hidden),
+        "router": (a.num_experts, hidden),
         "gate_up_proj": (2 * width, hidden),
         "gate_proj": (width, hidden),
         "up_proj": (width, hidden),
@@ -169,4 +177,4 @@ def hf_shape(a: Architecture, name: str) -> tuple[int, int]:
     }.get(kind, (hidden, 1))  # every other weight is a norm over the hidden width
     if name.endswith("e_score_correction_bias"):
         return a.num_experts, 1
-    return (rows, 1) if name.endswith(".bias") else (rows, columns)
+    return (rows, 1) if last == "bias" or last.endswith("_bias") else (rows, columns)

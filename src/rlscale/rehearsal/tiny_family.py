@@ -31,12 +31,13 @@ EXPERT_COUNT_NAMES = {
     "kimi_k2": "n_routed_experts",
     "glm4_moe": "n_routed_experts",
     "glm4_moe_lite": "n_routed_experts",
+    "gpt_oss": "num_local_experts",
     "minimax_m2": "num_local_experts",
     "mixtral": "num_local_experts",
 }
 """Family -> the name of its number of experts in `config.json`. All others have `num_experts`."""
 
-WITHOUT_EXPERT_WIDTH = ("minimax_m2", "mixtral")
+WITHOUT_EXPERT_WIDTH = ("gpt_oss", "minimax_m2", "mixtral")
 """Families whose experts have the width `intermediate_size`; all others have `moe_intermediate_size`."""
 
 

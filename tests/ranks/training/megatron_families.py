@@ -15,6 +15,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
     PreTrainedConfig,
@@ -58,6 +59,7 @@ YARN_ROPE = {
     "original_max_position_embeddings": 32,
 }
 KIMI_ROPE = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}
+GPT_OSS_ROPE = {**YARN_ROPE, "rope_theta": 150_000.0, "factor": 32.0, "truncate": False}
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
@@ -134,6 +136,16 @@ NEWER: dict[str, PreTrainedConfig] = {
     ),
     "mimo": Qwen2Config(**SHARED),
     "minimax_m2": MiniMaxM2Config(**SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE),
+    # With random weights of this size the limit clamps about a third of the gates, and samples exceed the window.
+    "gpt_oss": GptOssConfig(
+        **{**SHARED, "max_position_embeddings": 1024},
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=6,
+        swiglu_limit=0.5,
+        attn_implementation="eager",
+        rope_parameters=GPT_OSS_ROPE,
+    ),
 }
 """Families that `test_megatron_families.py` compares."""
 

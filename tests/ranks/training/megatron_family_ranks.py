@@ -19,6 +19,7 @@ from rlscale.training.megatron.model.cpu_patches import megatron_device
 from tests.ranks.training.megatron_families import NEWER
 from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, Case, conversion_round_trips
 from tests.ranks.training.megatron_mtp import MtpCase, train_frozen_and_trained
+from tests.ranks.training.megatron_sinks import train_with_sinks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {TP: 2, "core_args": {**SP, ETP: 2}},
@@ -27,13 +28,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep2": {EP: 2},
     "tp2 ep2": {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}},
 }
+SINKS: dict[str, dict[str, Any]] = {
+    **{name: LAYOUTS[name] for name in ("pp2", "ep2", "tp2 ep2")},
+    "dp2": {},
+    "dp2, rows": {},
+    "pp2, recomputed": {PP: 2, "recompute_granularity": "full"},
+}
+"""Layouts of gpt-oss. Its experts have biases, which tensor-parallel ranks cannot divide."""
+
 DENSE, NIGHTLY = ("mimo",), ("mimo", "moonlight")
 CASES = {
     f"{family} {layout}": (family, layout)
     for family in NEWER
     for layout in LAYOUTS
-    if family not in DENSE or "ep2" not in layout
-}
+    if family != "gpt_oss" and (family not in DENSE or "ep2" not in layout)
+} | {f"gpt_oss {layout}": ("gpt_oss", layout) for layout in SINKS}
 COMBINED = tuple(name for name, (family, layout) in CASES.items() if layout == "tp2 ep2" and family not in NIGHTLY)
 """The cases that are compared on every change: tensor and expert parallelism at once. Those of `NIGHTLY` have the
 layers of families that other tests compare."""
@@ -55,6 +64,8 @@ COMBINED_MTP = ("mtp glm4_moe tp2 ep2", "mtp deepseek_v3 cp2")
 """The same with layers for multi-token prediction."""
 
 TRAINED = "mtp trained"
+TRAINED_SINKS = {"trained gpt_oss tp2 ep2": ("tp2 ep2", "pp2"), "trained gpt_oss pp2": ("pp2", "dp2")}
+"""Layout of a run, and the one that continues from its checkpoint."""
 
 
 def main(rank: int, port: int, root: Path, folder: Path, names: list[str]) -> None:
@@ -63,11 +74,15 @@ def main(rank: int, port: int, root: Path, folder: Path, names: list[str]) -> No
     with megatron_device():
         for name in (each for each in names if each in CASES):
             family, layout = CASES[name]
-            case = Case(family, LAYOUTS[layout], root)
+            sizes = SINKS[layout] if family == "gpt_oss" else LAYOUTS[layout]
+            case = Case(family, sizes, root, is_row=layout.endswith("rows"))
             report[name] = {"exported": case.export_equals_folder(), **case.run()}
             parallel_state.destroy_model_parallel()
         for family in dict.fromkeys(CASES[name][0] for name in names if name in CASES):
             report[family] = conversion_round_trips(family, root, folder)
+    for name in (each for each in names if each in TRAINED_SINKS):
+        own, other = (SINKS[layout] for layout in TRAINED_SINKS[name])
+        report[name] = train_with_sinks(str(root / "gpt_oss"), own, folder / name, others=other)
     for name in (each for each in names if each in MTP_CASES):
         report[name] = MTP_CASES[name].compare(root / "mtp", folder / name)
     if TRAINED in names:

@@ -260,7 +260,7 @@ def conversion_round_trips(name: str, root: Path, folder: Path) -> bool:
     """Whether a folder round-trips bitwise: tensor-parallel ranks write torch_dist, other parallel sizes read it."""
     source, megatron, back = root / name, folder / f"{name}-megatron", folder / f"{name}-back"
     written = convert_to_megatron(str(source), megatron, sizes=MegatronConfig(tensor_model_parallel_size=2))
-    sizes = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name == "deepseek_v3" else {PP: 2}
+    sizes = {EP: 2, "core_args": {ETP: 1}} if "moe" in name or name in ("deepseek_v3", "gpt_oss") else {PP: 2}
     assert stored_dtype(megatron) == torch.float32
     read = convert_to_hf(megatron, back, model=None, sizes=MegatronConfig(**sizes), dtype=torch.float32)
     before, after = HfCheckpoint(str(source)), HfCheckpoint(str(back))

@@ -7,10 +7,19 @@ import pytest
 
 from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_families import NEWER, write_families
-from tests.ranks.training.megatron_family_ranks import CASES, COMBINED, COMBINED_MTP, MTP_CASES, NIGHTLY, TRAINED
+from tests.ranks.training.megatron_family_ranks import (
+    CASES,
+    COMBINED,
+    COMBINED_MTP,
+    MTP_CASES,
+    NIGHTLY,
+    TRAINED,
+    TRAINED_SINKS,
+)
 from tests.ranks.training.megatron_mtp import write_mtp_models
 
-REST = tuple(name for name in (*CASES, *MTP_CASES) if name not in (*COMBINED, *COMBINED_MTP))
+SINKS = tuple(name for name in CASES if name.startswith("gpt_oss") and name not in COMBINED)
+REST = tuple(name for name in (*CASES, *MTP_CASES) if name not in (*COMBINED, *COMBINED_MTP, *SINKS))
 
 
 def compare(names: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
@@ -33,6 +42,12 @@ def combined(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def rest(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """All other layouts."""
     return compare(REST, tmp_path_factory.mktemp("rest"))
+
+
+@pytest.fixture(scope="module")
+def sinks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """All other layouts of gpt-oss, and its training."""
+    return compare((*SINKS, *TRAINED_SINKS), tmp_path_factory.mktemp("sinks"))
 
 
 def assert_equal(name: str, reports: list[dict[str, Any]]) -> None:
@@ -76,6 +91,22 @@ def test_multi_token_prediction_is_frozen_or_trained_without_changing_the_policy
 @pytest.mark.parametrize("name", REST)
 def test_every_layout_is_that_of_transformers(name: str, rest: list[dict[str, Any]]) -> None:
     (assert_formula if name in MTP_CASES else assert_equal)(name, rest)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", SINKS)
+def test_every_layout_with_sinks_is_that_of_transformers(name: str, sinks: list[dict[str, Any]]) -> None:
+    assert_equal(name, sinks)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TRAINED_SINKS)
+def test_training_with_sinks_equals_that_of_fsdp_and_resumes(name: str, sinks: list[dict[str, Any]]) -> None:
+    for found in (each[name] for each in sinks):
+        assert found["other names"] == []
+        assert max(found["numbers"].values()) < 1e-5, found["numbers"]
+        assert max(found["weights"].values()) < 1e-5, found["weights"]
+        assert all(found["resumed"].values()) and found["resharded"] < 1e-5, found
 
 
 @pytest.mark.nightly

@@ -52,6 +52,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **DELTA,
     },
     "qwen3_5_text": {**DELTA},
+    "gpt_oss": {"num_key_value_heads": 2, "head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 2},
     "deepseek_v3": {
         "n_routed_experts": 8,
         "num_experts_per_tok": 2,
@@ -113,7 +114,7 @@ def test_every_family_has_the_parameters_of_transformers(model_type: str, more: 
             layers[int(name.split(".layers.")[1].split(".")[0])] += parameter.numel()
     assert [a.layer_parameters(layer) for layer in layers] == list(layers.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if model_type in ("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_text"):
+    if model_type in ("gpt_oss", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_text"):
         assert {each.name: each.shape for each in list_parameters(a)} == shapes
 
 

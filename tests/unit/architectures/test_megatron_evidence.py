@@ -13,6 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "megatron.md"
     [
         ("ssm/gated_delta_net.py", "GDN does not support packed sequence for now"),
         ("transformer/dot_product_attention.py", "Packed sequence is not supported by DotProductAttention."),
+        ("transformer/transformer_config.py", "Bias in Moe is only supported when ETP==1"),
         ("transformer/experimental_attention_variant/dsa.py", "Packed sequence is not supported for DSAttention"),
         ("transformer/experimental_attention_variant/dsa.py", "fast_hadamard_transform"),
     ],

@@ -72,10 +72,10 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
     ("changes", "problem"),
     [
         (
-            {"model_type": "gpt_oss"},
-            "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, kimi_k2, llama, mimo, "
-            "minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, qwen3_moe, "
-            "qwen3_next, qwen3_vl",
+            {"model_type": "glm_moe_dsa"},
+            "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
+            "mimo, minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, "
+            "qwen3_moe, qwen3_next, qwen3_vl",
         ),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
@@ -159,6 +159,46 @@ def test_mla_fields_follow_the_config() -> None:
 )
 def test_unsupported_mla_layers_are_refused(changes: dict[str, Any], problem: str) -> None:
     (found,) = problems_of({**LATENT, **changes})
+    assert found.startswith("model.hf_checkpoint must ") and problem in found
+
+
+GPT_OSS: dict[str, Any] = {
+    **QWEN3,
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "swiglu_limit": 7.0,
+}
+
+
+def test_sink_fields_follow_the_config() -> None:
+    assert problems_of(GPT_OSS) == []
+    found = megatron_fields(GPT_OSS)
+    assert (found["window_size"], found["window_attn_skip_freq"]) == ([127, 0], [1, 0])
+    assert found["softmax_type"] == "learnable" and found["add_bias_linear"] and not found["moe_router_pre_softmax"]
+    assert (found["activation_func_clamp_value"], found["glu_linear_offset"]) == (7.0, 1.0)
+    # Published files list the layers; the default of transformers is the same.
+    assert megatron_fields({**GPT_OSS, "layer_types": None}) == found
+    full = megatron_fields({**GPT_OSS, "layer_types": ["full_attention"] * 2})
+    assert full["window_size"] is full["window_attn_skip_freq"] is None
+    other = problems_of(QWEN3, megatron=MegatronConfig(core_args={"window_size": [127, 0]}))
+    assert other == ["megatron.window_size must be null, as in config.json, got [127, 0]; remove it"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"attention_bias": False}, "have attention_bias=true in its config.json with Megatron-core, got false"),
+        ({"swiglu_alpha": 1.5}, "have swiglu_alpha=1.702 in its config.json with Megatron-core, got 1.5"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "with Megatron-core, got chunked_attention"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "got mxfp4; use a copy with bfloat16 weights"),
+    ],
+)
+def test_unsupported_layers_with_sinks_are_refused(changes: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of({**GPT_OSS, **changes})
     assert found.startswith("model.hf_checkpoint must ") and problem in found
 
 

@@ -51,11 +51,9 @@ REFUSED_BY_ENGINES: Refused = MappingProxyType(
 
 _LAYERS: Mapping[str, Any] = MappingProxyType(
     {
-        "activation_func_clamp_value": None,
         "apply_residual_connection_post_layernorm": False,
         "attention_output_gate": False,
         "experimental_attention_variant": None,
-        "glu_linear_offset": 0.0,
         "heterogeneous_block_specs": False,
         "is_hybrid_model": False,
         "layernorm_zero_centered_gamma": False,
@@ -67,8 +65,6 @@ _LAYERS: Mapping[str, Any] = MappingProxyType(
         "no_rope_freq": None,
         "qk_l2_norm": False,
         "softmax_scale": None,
-        "softmax_type": "vanilla",
-        "window_attn_skip_freq": None,
     }
 )
 """Fields of Megatron-core that select other layers, with the value of the layers that rlscale builds."""

@@ -289,6 +289,29 @@ def environment_variable_names_are_valid(config: RunConfig) -> list[Problem]:
     return [Problem(path="train.env_vars", rule=rule, value=show(name), fix=fix) for name in wrong]
 
 
+@rule
+def attention_kernel_supports_sinks(config: RunConfig) -> list[Problem]:
+    """With sinks (gpt-oss) only one kernel keeps samples apart: transformers' model gives its mask no positions."""
+    family, fsdp = architecture_field(config.model, "model_type"), config.fsdp
+    is_padded, kernel = config.train.qkv_format == QkvFormat.bshd, fsdp.attn_implementation
+    needed = AttnImplementation.eager if is_padded else AttnImplementation.sdpa
+    # Where flash attention has no kernel, the resolve step replaces it by sdpa.
+    is_replaced = not is_padded and kernel in FLASH_ATTENTION and not _has_flash_attention(config)
+    size = fsdp.context_parallel_size
+    if uses_megatron(config) or family is None or not find_family(family).sinks:
+        return []
+    problems = []
+    if kernel != needed and not is_replaced:
+        rule = f"be {needed} with model.model_type={family} and train.qkv_format={config.train.qkv_format}"
+        path, fix = "fsdp.attn_implementation", f"set it to {needed}"
+        problems.append(Problem(path=path, rule=rule, value=show(kernel), fix=fix))
+    if size > 1:
+        path, rule = "fsdp.context_parallel_size", f"be 1 with model.model_type={family}"
+        fix = "remove it; attention over several ranks has no sinks"
+        problems.append(Problem(path=path, rule=rule, value=show(size), fix=fix))
+    return problems
+
+
 def _has_flash_attention(config: RunConfig) -> bool:
     """Whether FSDP surely computes flash attention: not without CUDA, in float32, or with context parallelism."""
     has_kernel = config.cluster.device == Device.cuda and config.train.dtype != ComputeDtype.float32

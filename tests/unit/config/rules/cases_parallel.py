@@ -15,7 +15,10 @@ from tests.unit.config.rules.valid_config import (
 
 SEQUENCE_PARALLEL = {"sequence_parallel": True}
 MTP: Values = {**MEGATRON, CORE_ARGS: {"mtp_num_layers": 1}}
-UNSHARDED_EXPERTS = {"expert_tensor_parallel_size": 1}
+ETP = "expert_tensor_parallel_size"
+UNSHARDED_EXPERTS = {ETP: 1}
+WITH_SINKS = "with train.backend=megatron and model.model_type=gpt_oss (not supported yet)"
+SINKS: Values = {**MEGATRON, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "gpt_oss"}
 IMAGES: Values = {**MEGATRON, "model.build": "tiny_qwen3_vl", "model.model_type": "qwen3_vl", "model.num_layers": 4}
 LINEAR: Values = {**MEGATRON, "model.model_type": "qwen3_next"}
 FOLDER: Values = {"model.build": None, "model.hf_checkpoint": QWEN3_NEXT_FOLDER}
@@ -345,6 +348,34 @@ CASES: list[tuple[str, Values, str, Values]] = [
             ("optim.name", "muon", "optim.name", "adam"),
             ("algo.advantage_estimator", "ppo", "algo.advantage_estimator", "one without a critic"),
         )
+    ),
+    *(
+        (
+            "models_with_sinks_fit_megatron",
+            {**SINKS, path: value},
+            f"{key} must be {needed} {WITH_SINKS}, {end}",
+            SINKS,
+        )
+        for path, value, key, needed, end in (
+            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1", "got 2; remove it"),
+            (CORE_ARGS, {ETP: 2}, f"megatron.{ETP}", "1", "got 2; set it to 1"),
+            (
+                CORE_ARGS,
+                {"moe_use_legacy_grouped_gemm": True},
+                "megatron.moe_use_legacy_grouped_gemm",
+                "false",
+                "got true; remove it",
+            ),
+            ("train.lora.rank", 4, "train.lora.rank", "0", "got 4; remove it, or choose train=fsdp"),
+            ("optim.name", "muon", "optim.name", "adam", "got muon; remove it, or choose train=fsdp"),
+        )
+    ),
+    (
+        "models_with_sinks_fit_megatron",
+        {**SINKS, TENSOR: 2},
+        f"megatron.{ETP} must be 1 {WITH_SINKS}, got 2; "
+        "set it to 1, and megatron.expert_model_parallel_size to 2 or another size above 1",
+        {**SINKS, TENSOR: 2, "megatron.expert_model_parallel_size": 2, CORE_ARGS: {ETP: 1}},
     ),
     (
         "deepstack_fits_the_first_chunk",

@@ -11,7 +11,40 @@ SHARED: Values = {
 
 SGLANG_ADAPTERS: Values = {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"}
 
+SINKS: Values = {
+    "train.backend": "fsdp",
+    "model.build": None,
+    "model.hf_checkpoint": "/m",
+    "model.model_type": "gpt_oss",
+}
+
 CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "attention_kernel_supports_sinks",
+        {**SINKS, "fsdp.attn_implementation": "eager"},
+        "fsdp.attn_implementation must be sdpa with model.model_type=gpt_oss and train.qkv_format=thd, got eager; set "
+        "it to sdpa",
+        {**SINKS, "fsdp.attn_implementation": "flash_attention_2", "cluster.device": "cpu"},
+    ),
+    (
+        "attention_kernel_supports_sinks",
+        {**SINKS, "cluster.device": "cuda"},
+        "fsdp.attn_implementation must be sdpa with model.model_type=gpt_oss and train.qkv_format=thd, got flash_",
+        {**SINKS, "cluster.device": "cuda", "train.dtype": "float32"},
+    ),
+    (
+        "attention_kernel_supports_sinks",
+        {**SINKS, "train.qkv_format": "bshd"},
+        "fsdp.attn_implementation must be eager with model.model_type=gpt_oss and train.qkv_format=bshd, got",
+        {**SINKS, "train.qkv_format": "bshd", "fsdp.attn_implementation": "eager"},
+    ),
+    (
+        "attention_kernel_supports_sinks",
+        {**SINKS, "fsdp.context_parallel_size": 2},
+        "fsdp.context_parallel_size must be 1 with model.model_type=gpt_oss, got 2; remove it; attention over several "
+        "ranks has no sinks",
+        {**SINKS, "fsdp.context_parallel_size": 1},
+    ),
     (
         "reference_has_a_source",
         {"algo.use_kl_loss": True, "model.build": None},

@@ -27,7 +27,7 @@ GROUPS = {"sglang": ["rollout=sglang"], "megatron": ["train=megatron"]}
 def another_value(kind: str, right: Any) -> str:
     """A value of the library's type that is refused, as on a command line."""
     texts = ("true", "2", "0.5", "[2,2]", "{a: b}", "decode", "prefill", "verifier", "dsa", "hybrid", "e2m1", "scale")
-    texts += ("learnable", "local", "transformer_engine", "/file")
+    texts += ("local", "transformer_engine", "/file")
     values: dict[str, Any] = {"true": True, "2": 2, "0.5": 0.5, "[2,2]": [2, 2], "{a: b}": {"a": "b"}}
     return next(text for text in texts if fits(values.get(text, text), kind) and values.get(text, text) != right)
 

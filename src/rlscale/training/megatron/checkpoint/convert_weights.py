@@ -81,7 +81,7 @@ def convert_to_megatron(
     mtp, num_layers = find_family(config_json["model_type"]).mtp, int(hf_fields(config_json)["num_layers"])
     has_mtp = mtp is not None and any(mtp.has(name, num_layers=num_layers) for name in checkpoint.files)
     with megatron_device():
-        model = _build_empty_model(source, sizes=_with_mtp(sizes, config_json, has_mtp), dtype=dtype, mode=mode)
+        model = _build_empty_model(source, sizes=_fit_sizes(sizes, config_json, has_mtp), dtype=dtype, mode=mode)
         load_hf(model, source)
         if dist.get_rank() == 0:
             (target / STATE).mkdir(parents=True)
@@ -124,7 +124,7 @@ def convert_to_hf(
         raise DataError(f"{source} must {rule}, got no such file; name the model with --model")
     has_mtp = any(name.startswith(MTP) for name in _stored_tensors(source))
     with megatron_device():
-        sizes = _with_mtp(sizes, _read_config(hf_source), has_mtp)
+        sizes = _fit_sizes(sizes, _read_config(hf_source), has_mtp)
         built = _build_empty_model(hf_source, sizes=sizes, dtype=dtype, mode=mode)
         adapters = saved_adapters(source)
         if adapters is not None:
@@ -164,12 +164,15 @@ def _read_config(path: str) -> dict[str, Any]:
     return found
 
 
-def _with_mtp(sizes: MegatronConfig, config_json: dict[str, Any], has_mtp: bool) -> MegatronConfig:
+def _fit_sizes(sizes: MegatronConfig, config_json: dict[str, Any], has_mtp: bool) -> MegatronConfig:
     """The same sizes, with the layers for multi-token prediction of a source that has them."""
     number = int(hf_fields(config_json).get("num_nextn_predict_layers") or 0)
-    if not has_mtp or not number:
-        return sizes
-    return replace(sizes, core_args={**sizes.core_args, "mtp_num_layers": number})
+    core_args = dict(sizes.core_args)
+    if has_mtp and number:
+        core_args["mtp_num_layers"] = number
+    if find_family(config_json["model_type"]).sinks:
+        core_args.setdefault("expert_tensor_parallel_size", 1)  # ranks cannot divide experts with biases
+    return replace(sizes, core_args=core_args)
 
 
 def _build_empty_model(path: str, *, sizes: MegatronConfig, dtype: torch.dtype, mode: MegatronToHf) -> MegatronModel:

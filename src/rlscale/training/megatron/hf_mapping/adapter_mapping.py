@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from rlscale.architectures.weight_names import TensorLayout, Weight
-from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, map_weights
+from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, head_sizes, map_weights
+from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
 from rlscale.training.megatron.model.adapted_layers import ADAPTERS, LayerAdapters
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.modules.lora import peft_names
@@ -36,21 +38,37 @@ class ModelShards(Mapping[str, Tensor]):
     Args:
         model: with or without adapters.
         is_merged: False: without the adapters.
+        mapped: weights of which those that stack experts are computed on request.
     """
 
-    def __init__(self, model: MegatronModel, *, is_merged: bool = True) -> None:
+    def __init__(self, model: MegatronModel, *, is_merged: bool = True, mapped: Sequence[MappedWeight] = ()) -> None:
+        self._sizes = head_sizes(model.architecture)
         self._weights = {name: weight.detach() for name, weight in model.named_weights()}
         self._adapters: dict[str, LayerAdapters] = {}
         for name, module in model.named_modules() if is_merged and model.adapters is not None else ():
             if isinstance(module, LayerAdapters):
                 self._adapters[f"{name.removesuffix(f'.{ADAPTERS}')}.weight"] = module
+        # The experts of this rank, in order.
+        own = {
+            each.weight.megatron: [m.weight for m in each.members if m.weight.megatron in self._weights]
+            for each in mapped
+        }
+        self._stacked: dict[str, list[Weight]] = {name: members for name, members in own.items() if members}
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._stacked:
+            return torch.stack([self._expert(member) for member in self._stacked[name]])
         weight, adapters = self._weights[name], self._adapters.get(name)
         return (weight if adapters is None else adapters.merge(weight)).contiguous()
 
+    def _expert(self, weight: Weight) -> Tensor:
+        """The weight of an expert as Hugging Face stores it in the stacked tensor."""
+        (found,) = hf_from_shards(weight.layout, [self._weights[weight.megatron]], sizes=self._sizes)
+        return found.T if found.dim() == 2 else found
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
+        yield from self._weights
+        yield from self._stacked
 
     def __len__(self) -> int:
-        return len(self._weights)
+        return len(self._weights) + len(self._stacked)

@@ -21,7 +21,13 @@ from rlscale.architectures.weight_names import TensorLayout
 from rlscale.errors import WeightSyncError
 from rlscale.training.megatron.hf_mapping.adapter_mapping import ModelShards
 from rlscale.training.megatron.hf_mapping.bridge import BridgeExporter
-from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, head_sizes, map_weights, shard_of_rank
+from rlscale.training.megatron.hf_mapping.mapping import (
+    MappedWeight,
+    head_sizes,
+    map_weights,
+    shard_of_rank,
+    stack_experts,
+)
 from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
 from rlscale.training.megatron.model.megatron_model import MegatronModel
 from rlscale.training.spec import WeightOwners
@@ -79,7 +85,7 @@ class Exporter:
     ) -> None:
         self._model = model
         self._sizes = head_sizes(model.architecture)
-        self._mapped = list(map_weights(model.architecture) if mapped is None else mapped)
+        self._mapped = list(stack_experts(map_weights(model.architecture)) if mapped is None else mapped)
         self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._p2p = p2p
         self._is_for_all = to == WeightOwners.every
@@ -104,12 +110,15 @@ class Exporter:
         Raises:
             WeightSyncError: a weight arrives with another checksum than it was sent with.
         """
-        yield from self._gathered(ModelShards(self._model))
+        yield from self._gathered(self._shards())
 
     @torch.no_grad()
     def base_weights(self) -> Iterator[Named]:
         """Like `weights`, without the adapters."""
-        yield from self._gathered(ModelShards(self._model, is_merged=False))
+        yield from self._gathered(self._shards(is_merged=False))
+
+    def _shards(self, *, is_merged: bool = True) -> ModelShards:
+        return ModelShards(self._model, is_merged=is_merged, mapped=self._mapped)
 
     def _gathered(self, shards: Mapping[str, Tensor]) -> Iterator[Named]:
         device = next(iter(shards.values())).device
@@ -166,7 +175,7 @@ class Exporter:
 
     def _own_shards(self) -> dict[str, _ShardInfo]:
         own: dict[str, _ShardInfo] = {}
-        weights = dict(self._model.named_weights())
+        weights = self._shards(is_merged=False)
         for mapped in self._mapped:
             tensor = weights.get(mapped.weight.megatron)
             if tensor is not None:

@@ -19,6 +19,7 @@ from rlscale.training.megatron.hf_mapping.mapping import (
     EMBEDDING,
     OUTPUT_LAYER,
     OWN_PREFIX,
+    MappedWeight,
     head_sizes,
     map_weights,
     shard_of_rank,
@@ -57,7 +58,7 @@ def load_hf(model: MegatronModel, path: str) -> None:
             continue
         assert name in by_name, f"the table of {model.architecture.family} has no weight {name}"
         mapped = by_name[name]
-        sources = [checkpoint.source(each) for each in mapped.weight.hf]
+        sources = [checkpoint.source(each, stacked_at=_stacked_at(mapped)) for each in mapped.weight.hf]
         found = shard_from_hf(mapped.weight.layout, sources, shard=shard_of_rank(mapped), sizes=sizes)
         if found.shape != weight.shape:
             shapes = f"{tuple(found.shape)} instead of {tuple(weight.shape)} for {name}"
@@ -88,10 +89,14 @@ class HfCheckpoint:
             )
         return dict.fromkeys(self._open(str(folder / _SINGLE)).keys(), str(folder / _SINGLE))
 
-    def source(self, name: str) -> SliceReader:
+    def source(self, name: str, *, stacked_at: int | None = None) -> SliceReader:
         """A reader of one tensor. A matrix of an expert may also be a part of one tensor for all experts.
 
         A decoder without its vision tower may have the names of the published model.
+
+        Args:
+            name: of the tensor.
+            stacked_at: expert whose part is read, transposed, of a tensor as in `Weight.stacked`; None: all of it.
 
         Raises:
             DataError: the tensor is missing.
@@ -99,6 +104,8 @@ class HfCheckpoint:
         stored = self._stored_name(name)
         if stored in self.files:
             tensor = self._open(self.files[stored]).get_slice(stored)
+            if stacked_at is not None:
+                return _transposed_expert(tensor, j=stacked_at)
             return SliceReader(
                 shape=tuple(tensor.get_shape()), rows=lambda some: tensor[some], columns=lambda some: tensor[:, some]
             )
@@ -134,6 +141,26 @@ class HfCheckpoint:
         if file not in self._handles:
             self._handles[file] = safe_open(file, framework="pt")
         return self._handles[file]
+
+
+def _stacked_at(mapped: MappedWeight) -> int | None:
+    return mapped.expert if mapped.weight.stacked else None
+
+
+def _transposed_expert(stacked: Any, *, j: int) -> SliceReader:
+    """A reader of expert `j` in [experts, columns, rows] or [experts, rows]."""
+    _, *shape = stacked.get_shape()
+
+    # As below: a slice of length 1 instead of an index.
+    def some_rows(some: slice) -> Tensor:
+        found: Tensor = (stacked[j : j + 1, :, some] if len(shape) == 2 else stacked[j : j + 1, some])[0]
+        return found.T if len(shape) == 2 else found
+
+    def some_columns(some: slice) -> Tensor:
+        found: Tensor = stacked[j : j + 1, some][0]
+        return found.T
+
+    return SliceReader(shape=tuple(reversed(shape)), rows=some_rows, columns=some_columns)
 
 
 def _one_expert(stacked: Any, *, j: int, matrix: str) -> SliceReader:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from megatron.core import parallel_state
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.tower_shape import PREFIX
-from rlscale.architectures.weight_names import Weight
+from rlscale.architectures.weight_names import TensorLayout, Weight
 from rlscale.training.megatron.hf_mapping.sharding import HeadSizes, Shard
 from rlscale.training.megatron.model.transformer_config import MegatronArchitecture
 from rlscale.training.megatron.model.vision import TOWER
@@ -18,6 +18,8 @@ EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT_LAYER = "output_layer.weight"
 OWN_PREFIX = "value_head."
 """Prefix of parameters that Hugging Face does not have."""
+STACKED = ".stacked"
+"""Suffix of the name of a weight that stacks those of all experts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,7 @@ class MappedWeight:
     weight: Weight
     layer: int | None = None
     expert: int | None = None
+    members: tuple[MappedWeight, ...] = ()  # the weights of all experts of a layer that Hugging Face stacks to this one
 
 
 def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
@@ -57,6 +60,25 @@ def map_weights(architecture: MegatronArchitecture) -> Iterator[MappedWeight]:
             yield MappedWeight(weight=weight)
 
 
+def stack_experts(mapped: Iterable[MappedWeight]) -> Iterator[MappedWeight]:
+    """The same weights with one for those of all experts that Hugging Face stacks, in the place of the first of them.
+
+    An expert-parallel rank holds consecutive experts, so it holds a shard of the rows of the stacked tensor.
+    """
+    groups: dict[str, list[MappedWeight]] = {}
+    everything = list(mapped)
+    for each in everything:
+        if each.weight.stacked:
+            groups.setdefault(each.weight.hf[0], []).append(each)
+    for each in everything:
+        if not each.weight.stacked:
+            yield each
+        elif each.expert == 0:
+            (name,) = each.weight.hf
+            weight = Weight(megatron=each.weight.megatron + STACKED, hf=(name,), layout=TensorLayout.rows)
+            yield MappedWeight(weight=weight, layer=each.layer, members=tuple(groups[name]))
+
+
 def _tower_weights(architecture: MegatronArchitecture) -> Iterator[Weight]:
     """The weights of the vision tower, if there is one."""
     vision = find_family(architecture.family).vision
@@ -82,7 +104,12 @@ def head_sizes(architecture: MegatronArchitecture) -> HeadSizes:
 
 
 def shard_of_rank(mapped: MappedWeight) -> Shard:
-    """The shard of a weight that this tensor-parallel rank holds. Experts have a separate tensor-parallel group."""
+    """The shard of a weight that this rank holds. Experts have a separate tensor-parallel group."""
+    if mapped.members:
+        return Shard(
+            index=parallel_state.get_expert_model_parallel_rank(),
+            count=parallel_state.get_expert_model_parallel_world_size(),
+        )
     if mapped.expert is None:
         return Shard(
             index=parallel_state.get_tensor_model_parallel_rank(),

@@ -86,6 +86,11 @@ def shard_from_hf(layout: TensorLayout, sources: Sequence[SliceReader], *, shard
         return delta_shard(layout, readers, index=shard.index, count=shard.count, sizes=sizes.delta)
     if layout == TensorLayout.gated:
         return torch.cat([each.rows(shard.slice_of(each.shape[0])) for each in sources])
+    if layout == TensorLayout.gated_pairs:
+        # Rows 2 i and 2 i + 1 are row i of the gate and of the up projection.
+        some = shard.slice_of(first.shape[0] // 2)
+        pairs = first.rows(slice(2 * some.start, 2 * some.stop))
+        return torch.cat((pairs[::2], pairs[1::2]))
     # Gate and up projection are the two halves of one tensor; each half is sharded.
     half = first.shape[0] // 2
     some = shard.slice_of(half)
@@ -142,6 +147,8 @@ def hf_from_shards(layout: TensorLayout, shards: Sequence[Tensor], *, sizes: Hea
         return hf_from_delta(layout, shards, sizes=sizes.delta)
     halves = [shard.chunk(2) for shard in shards]
     gate, up = (_joined([half[i] for half in halves]) for i in range(2))
+    if layout == TensorLayout.gated_pairs:
+        return [torch.stack((gate, up), dim=1).flatten(0, 1)]
     return [gate, up] if layout == TensorLayout.gated else [torch.cat((gate, up))]
 
 

@@ -10,7 +10,7 @@ from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec_for_backend
 from megatron.core.ssm.gated_delta_net import GatedDeltaNetSubmodules
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -33,9 +33,15 @@ from megatron.core.transformer.transformer_layer import (
 from rlscale.architectures.family import Family
 from rlscale.training.megatron.model.attention import TorchAttention
 from rlscale.training.megatron.model.gated_delta_net import GatedAttention, GatedDeltaNet, HeadNorm
-from rlscale.training.megatron.model.layers import NormColumnParallelLinear, RmsNorm, with_post_norm
+from rlscale.training.megatron.model.layers import (
+    ExpertRowParallelLinear,
+    NormColumnParallelLinear,
+    RmsNorm,
+    with_post_norm,
+)
 from rlscale.training.megatron.model.mla import LatentAttention, ReplicatedLinear
 from rlscale.training.megatron.model.mtp import make_mtp_spec
+from rlscale.training.megatron.model.sink_attention import SinkAttention
 from rlscale.training.megatron.model.transformer_config import has_linear_attention
 from rlscale.training.megatron.model.vision import DeepstackLayer
 from rlscale.training.megatron.model.wide_norm import WideNormAttention
@@ -62,7 +68,7 @@ class TorchSpecProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron-co
     def grouped_mlp_modules(
         self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool
     ) -> tuple[type, MLPSubmodules]:
-        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertRowParallelLinear)
 
 
 def block_spec(config: TransformerConfig, *, family: Family, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -158,7 +164,7 @@ def _attention_spec(config: TransformerConfig, provider: Any, *, row: type, fami
     norm = provider.layer_norm(rms_norm=True, for_qk=True) if config.qk_layernorm else IdentityOp
     submodules = SelfAttentionSubmodules(
         linear_qkv=provider.column_parallel_layer_norm_linear(),
-        core_attention=provider.core_attention(),
+        core_attention=SinkAttention if family.sinks else provider.core_attention(),
         linear_proj=row,
         q_layernorm=norm,
         k_layernorm=norm,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
@@ -41,6 +41,24 @@ def mark_sequence_parallel(weight: nn.Parameter, config: TransformerConfig) -> N
     weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
 
+def mark_divided(parameter: nn.Parameter) -> None:
+    """Makes Megatron-core count a parameter on all tensor-parallel ranks in the gradient norm, not on the first."""
+    parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+    parameter.partition_dim, parameter.partition_stride = 0, 1  # type: ignore[attr-defined]
+
+
+def mark_expert_biases(chunk: nn.Module) -> None:
+    """Makes Megatron-core treat the biases of experts as parameters of their rank only.
+
+    It marks those of the last layer as copies, whose gradients it sums over the tensor-parallel ranks and counts once,
+    but these ranks have other experts.
+    """
+    for name, parameter in chunk.named_parameters():
+        if ".experts." in name and ".linear_fc2.bias" in name:
+            parameter.sequence_parallel = False  # type: ignore[attr-defined]
+            mark_divided(parameter)
+
+
 class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # Megatron-core has no types
     """RMS norm of the input, followed by a linear layer whose outputs are divided over the ranks."""
 
@@ -55,6 +73,15 @@ class NormColumnParallelLinear(ColumnParallelLinear):  # type: ignore[misc]  # M
         normed = rms_norm(input_, self.layer_norm_weight, self.eps, is_zero_centered=self.is_zero_centered)
         output, bias = super().forward(normed, *args, **options)
         return output, bias
+
+
+class ExpertRowParallelLinear(RowParallelLinear):  # type: ignore[misc]  # Megatron-core has no types
+    """The last layer of an expert."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(input_)
+        # Megatron-core adds the bias in place, which autograd refuses for a view from a custom function.
+        return output if bias is None else output.clone(), bias
 
 
 def with_post_norm(linear: type[nn.Module], norm: type[nn.Module]) -> type[nn.Module]:

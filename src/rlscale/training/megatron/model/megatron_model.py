@@ -27,6 +27,7 @@ from rlscale.training.megatron.model.adapted_layers import AdapterSettings
 from rlscale.training.megatron.model.attention import PackedSamples
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.layer_specs import block_spec, mtp_spec
+from rlscale.training.megatron.model.layers import mark_expert_biases
 from rlscale.training.megatron.model.mla import set_positions
 from rlscale.training.megatron.model.rotary import ImageRotaryEmbedding, ModelRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.model.transformer_config import MegatronArchitecture, load_architecture
@@ -36,7 +37,7 @@ from rlscale.training.modules.value_head import ValueHead, squeeze_values
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?P<before>.+\.experts\.)local_experts\.(?P<j>\d+)\.(?P<after>.+)")
-_GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.weight)(?P<j>\d+)")
+_GROUPED_EXPERT = re.compile(r"(?P<before>.+\.experts\.)(?P<after>linear_fc[12]\.(?:weight|bias))(?P<j>\d+)")
 
 EXPERT_BIAS = ".router.expert_bias"
 """Suffix of the buffer that is added to router scores when experts are chosen."""
@@ -264,6 +265,7 @@ def build_model(
             _set_rotary_embedding(chunk, architecture)
             # Megatron-core creates the gate of a shared expert on the host.
             chunk.to(torch.cuda.current_device())
+            mark_expert_biases(chunk)
     uses_bridge = model.megatron_to_hf_mode == MegatronToHf.bridge
     return MegatronModel(chunks=chunks, architecture=architecture, uses_bridge=uses_bridge)
 

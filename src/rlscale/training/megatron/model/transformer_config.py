@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_geglu import quick_gelu as core_gelu
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
@@ -148,6 +149,9 @@ def _transformer_fields(
     if megatron.core_args.get("virtual_pipeline_model_parallel_size"):
         # Batched P2P would put both directions between two stages into one batch, and the messages would be mixed up.
         found |= {"overlap_p2p_comm": True, "batch_p2p_comm": False}
+    if find_family(config_json["model_type"]).sinks:
+        # Megatron-core fuses only its own function, which is compiled at its first call.
+        found["activation_func"] = core_gelu if megatron.core_args.get("bias_activation_fusion") else quick_gelu
     found |= field_values(MLATransformerConfig, megatron.core_args)
     coefficient, kind = found.get("moe_aux_loss_coeff"), "moe_router_load_balancing_type"
     if coefficient and not isinstance(coefficient, list) and kind not in megatron.core_args:
@@ -181,6 +185,11 @@ def _layer_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             "moe_ffn_hidden_size": given["moe_intermediate_size"],
         }
     return found
+
+
+def quick_gelu(gate: Tensor) -> Tensor:
+    """The gate of an expert of gpt-oss: x sigmoid(1.702 x)."""
+    return gate * torch.sigmoid(1.702 * gate)
 
 
 def _no_init(weight: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ SHAPES = {
     TensorLayout.delta_heads: [(64, 3), (16, 3)],
     TensorLayout.delta_parts: [(40, 3), (24, 3), (8, 3), (8, 3)],
     TensorLayout.delta_conv: [(40, 1, 4)],
+    TensorLayout.gated_pairs: [(16, 3)],
 }
 
 
@@ -89,6 +90,9 @@ def test_a_rank_holds_rows_of_the_gate_then_of_the_up_projection() -> None:
     assert torch.equal(separate, torch.cat((gate[4:], up[4:])))
     fused = shard_of(TensorLayout.gated_fused, [torch.cat((gate, up))], index=1, count=2)
     assert torch.equal(fused, separate)
+    pairs = torch.stack((gate, up), dim=1).flatten(0, 1)  # gate 0, up 0, gate 1, up 1, ...
+    assert torch.equal(shard_of(TensorLayout.gated_pairs, [pairs], index=1, count=2), separate)
+    assert torch.equal(shard_of(TensorLayout.gated_pairs, [pairs[:, 0]], index=1, count=2), separate[:, 0])
 
 
 def test_padding_rows_of_the_vocabulary_are_zeros() -> None:
