@@ -126,8 +126,8 @@ CASES: list[tuple[str, str, str | None]] = [
         f"{ON_GPUS} reward.custom_path=null",
     ),
     (
-        "train experiment=qwen3_30b_a3b_gspo model.model_type=gpt_oss on=rehearsal",
-        "train.backend must be fsdp with model.model_type=gpt_oss",
+        "train experiment=qwen3_30b_a3b_gspo model.model_type=glm_moe_dsa on=rehearsal",
+        "train.backend must be fsdp with model.model_type=glm_moe_dsa",
         None,
     ),
     ("train on=rehears", "on must be one of its options, got rehears; did you mean rehearsal?", "train on=rehearsal"),
