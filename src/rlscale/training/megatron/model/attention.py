@@ -118,7 +118,7 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
         return out.permute(2, 0, 1, 3).flatten(2)
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, params: PackedSeqParams) -> Tensor:
-        layout = find_layout(params, context=self.context, device=query.device)
+        layout = _find_layout(params, context=self.context, device=query.device)
         q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         if isinstance(layout, SpanLayout):
             out, _ = context_attention(self, q, k, v, None, packing=layout, scaling=self.scale)
@@ -129,12 +129,12 @@ class TorchAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has
 
 def packed_layout(params: PackedSeqParams, *, device: torch.device) -> PackedLayout:
     """The positions of packed samples that are whole on this rank."""
-    layout = find_layout(params, context=None, device=device)
+    layout = _find_layout(params, context=None, device=device)
     assert isinstance(layout, PackedLayout), "only context-parallel ranks have parts of samples"
     return layout
 
 
-def find_layout(
+def _find_layout(
     params: PackedSeqParams, *, context: ContextGroup | None, device: torch.device
 ) -> PackedLayout | SpanLayout:
     """The layout of packed samples. Arguments as for `PackedSamples.from_lengths`."""

@@ -13,19 +13,17 @@ from typing import Any
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from rlscale.training.attention.packed import PackedLayout
 from rlscale.training.attention.sinks import attend_with_sinks
-from rlscale.training.megatron.model.attention import find_layout
+from rlscale.training.megatron.model.attention import TorchAttention, packed_layout
 from rlscale.training.megatron.model.layers import mark_divided
 
 
-class SinkAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has no types
-    """The core attention of a layer: causal, without dropout, with one sink for each query head of this rank.
+class SinkAttention(TorchAttention):
+    """`TorchAttention` with one sink for each query head of this rank, and with sliding windows.
 
     The sinks are the parameter `softmax_offset`, as in Megatron-core's `DotProductAttention`.
     """
@@ -35,15 +33,12 @@ class SinkAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has 
         config: TransformerConfig,
         layer_number: int,
         *,
-        softmax_scale: float | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(config=config)
-        assert pg_collection is not None, "Megatron-core passes the process groups to attention layers"
-        assert pg_collection.cp.size() == 1, "a rule excludes context parallelism"
-        self.layer_number, self.group = layer_number, pg_collection.tp
-        self.scale = softmax_scale or config.kv_channels**-0.5
+        super().__init__(config, layer_number, pg_collection=pg_collection, **options)
+        assert pg_collection is not None and self.context is None, "a rule excludes context parallelism"
+        self.group = pg_collection.tp
         has_window = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         # Megatron-core counts the tokens before a query, transformers the query too.
         self.window = config.window_size[0] + 1 if has_window else None
@@ -67,8 +62,7 @@ class SinkAttention(MegatronModule):  # type: ignore[misc]  # Megatron-core has 
         """As `TorchAttention.forward`: [T, H, D] -> [T, H * D], or rows [L, B, H, D] -> [L, B, H * D]."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             return self._attend(*(x.permute(1, 2, 0, 3) for x in (query, key, value))).permute(2, 0, 1, 3).flatten(2)
-        layout = find_layout(packed_seq_params, context=None, device=query.device)
-        assert isinstance(layout, PackedLayout), "a rule excludes context parallelism"
+        layout = packed_layout(packed_seq_params, device=query.device)
         parts = [bucket.unpad(self._attend(*(bucket.pad(x) for x in (query, key, value)))) for bucket in layout.buckets]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
