@@ -101,7 +101,7 @@ COMPOSED: dict[str, str] = {
     r"experiment=calculator on=qwen3_4b|experiment=sft": GPUS,
     r"experiment=null model=qwen3_4b .*": GPUS,
     r"-m hydra/launcher=submitit_slurm .*": GPUS + "; tests/cluster has Slurm",
-    r"train=megatron model=hf model\.hf_checkpoint=XiaomiMiMo/.*": GPUS,
+    r"train=megatron model=hf model\.hf_checkpoint=(XiaomiMiMo|/models/gpt-oss).*": GPUS,
     r"reward=judge .*": GPUS + "; tests/integration/test_judge.py runs judges",
     r"\+experiment=quickstart algo\.opd_kl_coef=1\.0 (algo\.opd_kl=full )?model\.teacher_load=.*": GPUS,
     r"\+experiment=quickstart algo\.opd_kl_coef=1\.0 'data\.teacher_by_source=.*": "needs rows with a source "
