@@ -201,7 +201,7 @@ def test_the_error_for_a_server_that_cannot_start_has_its_log(tmp_path: Path) ->
     _, process = sglang_launch(model).open(tmp_path)
     process.start()
     try:
-        with pytest.raises(EngineError, match=r"(?s)engine 0 ended with status \d+; the end of .*Error"):
+        with pytest.raises(EngineError, match=r"(?s)engine 0 ended with status \d+; log: .*Error"):
             process.wait_ready(timeout_s=120)
     finally:
         process.stop()

@@ -157,5 +157,6 @@ class EngineProcess:
             return False
 
     def _log_tail(self) -> str:
+        """Path of the log, and its last lines below: a message may show the first line alone."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:] if self.log_path.exists() else []
-        return f"the end of {self.log_path}:\n" + "\n".join(lines)
+        return "\n".join([f"log: {self.log_path}", *lines])

@@ -39,7 +39,7 @@ def test_messages_of_torch_and_numpy() -> None:
     [
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-        "engine 0 ended with status 1; the end of engine_0.log:\nterminate called: std::bad_alloc",
+        "engine 0 ended with status 1; log: engine_0.log\nterminate called: std::bad_alloc",
         "Task was killed due to the node running low on memory.",
     ],
 )
