@@ -167,17 +167,21 @@ class _Stream(StreamingResponse):
 
 class _RequireKey:
     """Refuses requests without the key, before any middleware of a user; `/health` needs none. Also those of web pages,
-    which a browser sends to loopback, too.
+    which a browser sends to loopback, too. Start and end of the application reach no middleware of a user.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
         self._app, self._expected = app, None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and b"origin" in dict(scope["headers"]):
+        if scope["type"] != "http":
+            # An ASGI "lifespan" call has no path, and lasts as long as the server: middlewares are for requests.
+            await scope["app"].router(scope, receive, send)
+            return
+        if b"origin" in dict(scope["headers"]):
             await _failure(403, "requests of web pages are refused")(scope, receive, send)
             return
-        if scope["type"] == "http" and self._expected is not None and scope["path"] != "/health":
+        if self._expected is not None and scope["path"] != "/health":
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self._expected):
                 await _failure(401, "Unauthorized")(scope, receive, send)

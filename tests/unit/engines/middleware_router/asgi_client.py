@@ -91,5 +91,14 @@ def make_router(
 
 @asynccontextmanager
 async def opened(app: Any) -> AsyncIterator[AsgiClient]:
-    async with app.router.lifespan_context(app):
+    """A client of the application, which is started and ended as a server does it."""
+    received, sent = asyncio.Queue[Message](), asyncio.Queue[Message]()
+    scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    serving = asyncio.create_task(app(scope, received.get, sent.put))
+    try:
+        await received.put({"type": "lifespan.startup"})
+        assert await sent.get() == {"type": "lifespan.startup.complete"}
         yield AsgiClient(app, asyncio.Event())
+    finally:
+        await received.put({"type": "lifespan.shutdown"})
+        await serving
