@@ -97,7 +97,12 @@ async def opened(app: Any) -> AsyncIterator[AsgiClient]:
     serving = asyncio.create_task(app(scope, received.get, sent.put))
     try:
         await received.put({"type": "lifespan.startup"})
-        assert await sent.get() == {"type": "lifespan.startup.complete"}
+        started = asyncio.create_task(sent.get())
+        await asyncio.wait({serving, started}, return_when=asyncio.FIRST_COMPLETED)
+        assert serving.done() or started.result() == {"type": "lifespan.startup.complete"}
+        if serving.done():
+            started.cancel()
+            raise AssertionError("the application must start") from serving.exception()
         yield AsgiClient(app, asyncio.Event())
     finally:
         await received.put({"type": "lifespan.shutdown"})
