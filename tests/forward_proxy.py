@@ -25,7 +25,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, targets: Mapping[str, str]) -> None:
-    """One request of a connection: the proxy closes it after the answer."""
+    """One request of a connection: the proxy closes it after the answer, and does not say so, as tinyproxy."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     method, url, version = head.splitlines()[0].split()
     sys.stdout.write(f"{method} {url}\n")
@@ -37,6 +37,8 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, t
     kept = [line for line in head.splitlines()[1:] if line and not line.lower().startswith(("connection", "proxy-"))]
     back.write("\r\n".join([f"{method} {path} {version}", *kept, "Connection: close", "", ""]).encode())
     sending = asyncio.create_task(_copy(reader, back))
+    answer = (await there.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    writer.write("\r\n".join(line for line in answer if not line.lower().startswith("connection:")).encode())
     await _copy(there, writer)
     sending.cancel()
 

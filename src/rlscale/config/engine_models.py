@@ -93,21 +93,23 @@ def merge_engine_file(values: dict[str, Any], is_given: Callable[[str], bool]) -
         return list(error.problems)
     checkpoint = _get(values, "model.hf_checkpoint")
     actors = [each for each in models if each.is_updated(checkpoint)]
-    problems = _actor_problems(path, actors, checkpoint) + _reward_problems(path, models, actors, values)
-    problems += _group_problems(path, models, actors, values)
+    named = _reward_problems(path, models, actors, values)
+    problems = _actor_problems(path, actors, checkpoint) + _group_problems(path, models, actors, values)
     if problems:
-        return problems
+        return problems + named
     (actor,) = actors
     total = sum(each.num_gpus for each in models)
     wanted = _actor_keys(actor)
     name = _get(values, NAME_KEY)
-    reward = next((each for each in models if each.name == name), None)
+    # After a wrong name any model but the policy: the rules about a missing one would report a second problem.
+    reward = next((each for each in models if each is not actor and (each.name == name or named)), None)
     if reward is not None:
         wanted |= {f"reward.engine.{key}": value for key, value in _frozen_keys(reward).items()}
         wanted.setdefault("reward.engine.hf_checkpoint", checkpoint)  # without a path: the model of the run
     others = {each.name: _frozen_keys(each) for each in models if each not in (actor, reward)}
     if others:
         wanted[MODELS_KEY] = others
+    problems = named
     for key, value in wanted.items():
         given = _get(values, key)
         # slime counts the GPUs of all models, a resolved config those of the rollout engines.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import aiohttp
+
 from rlscale.config import RunConfig, WeightChannelName, mixes_caches
 from rlscale.config.addresses import proxy_for
 from rlscale.engines.client.http_engine import HttpEngine
@@ -105,6 +107,8 @@ async def _check(addresses: Sequence[EngineAddress], needs: ServerNeeds) -> list
     for address, info in zip(addresses, infos, strict=True):
         if isinstance(info, EngineError):
             fix = "start it, e.g. with rlscale-serve, or remove it"
+            if isinstance(info.__cause__, aiohttp.ClientProxyConnectionError):
+                fix = "start the proxy, or correct network.http_proxy"
             rule, value = "name servers that respond", f"{address.url} ({info})"
             problems.append(Problem(path=KEY, rule=rule, value=value, fix=fix))
         elif isinstance(info, BaseException):

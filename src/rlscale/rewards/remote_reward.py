@@ -16,6 +16,7 @@ import aiohttp
 
 from rlscale.config import RewardConfig
 from rlscale.config.addresses import proxy_for
+from rlscale.hosts import describe_call_error
 from rlscale.types import Sample
 
 MAX_WAIT_S = 0.01
@@ -78,7 +79,8 @@ class RemoteReward:
 
     async def _hold_session(self, session: asyncio.Future[aiohttp.ClientSession]) -> None:
         # The end of the event loop cancels this task, which closes the connections.
-        connector = aiohttp.TCPConnector(limit=self._config.max_concurrency)
+        # Some proxies, tinyproxy among them, close a connection after its first answer without saying so.
+        connector = aiohttp.TCPConnector(limit=self._config.max_concurrency, force_close=self._proxy is not None)
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, proxy=self._proxy) as opened:
             session.set_result(opened)
@@ -123,7 +125,7 @@ class RemoteReward:
             raise self._error(f"did not answer within reward.timeout_s={self._config.timeout_s:g}") from None
         # Without the cause: its text or its traceback may have the URL.
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._error(f"cannot be used: {type(error).__name__}: {error}") from None
+            raise self._error(f"cannot be used: {describe_call_error(error)}") from None
         text = content.decode(errors="replace")
         if status != 200:
             raise self._error(f"answered with status {status}: {text}")

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 
 from rlscale.errors import ServiceError
+from rlscale.hosts import describe_call_error
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class BufferClient:
             try:
                 return await self._send(method, path, body)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                cause = f"{type(error).__name__}: {error}"
+                cause = describe_call_error(error)
                 if self._max_retries is not None and attempt >= self._max_retries:
                     raise ServiceError(
                         f"buffer.url={self._address.shown} must answer, got {cause} after "
@@ -162,4 +163,4 @@ async def find_buffer_fault(address: BufferAddress, *, task_type: str) -> str | 
             is_buffer = response.status == 200 and "incomplete" in await response.json(content_type=None)
             return None if is_buffer else f"it answers with status {response.status} and is no rollout buffer"
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return describe_call_error(error)

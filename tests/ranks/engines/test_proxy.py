@@ -26,6 +26,9 @@ async def generate(engines: ExternalEngines) -> int:
     (address,) = await engines.start()
     engine = HttpEngine(address, timeout_s=30)
     try:
+        # Calls that must not be sent twice, one after the other: the proxy has closed the connection of the first.
+        await engine.pause()
+        await engine.resume()
         (answer,) = await engine.generate([1, 2], SamplingParams(max_new_tokens=3))
     finally:
         await engine.close()
@@ -50,6 +53,7 @@ def test_external_engines_are_requested_through_the_proxy_and_loopback_directly(
 async def grade(proxy: str | None, url: str) -> float:
     reward = RemoteReward(RewardConfig(type=RewardType.remote_rm, url=url), proxy=proxy)
     sample = Sample(index=0, group_index=0, prompt=Prompt(index=0, text="1+1=", token_ids=(1,)), seed=0)
+    assert await reward(sample) == await reward(sample), "on a new connection"
     return float(await reward(sample))
 
 
@@ -65,7 +69,7 @@ async def serve_and_grade(folder: Path) -> None:
     try:
         with forward_proxy(folder, {"reward.test": server.url.removeprefix("http://")}) as proxy:
             assert await grade(proxy.url, "http://reward.test:8000/grade") == 0.5
-            assert proxy.requests == ["POST http://reward.test:8000/grade"]
+            assert proxy.requests == ["POST http://reward.test:8000/grade"] * 3
             assert await grade(DEAD, f"{server.url}/grade") == 0.5
     finally:
         await server.stop()

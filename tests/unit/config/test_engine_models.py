@@ -92,6 +92,12 @@ def test_a_key_with_another_value_is_an_error(tmp_path: Path, key: str, message:
     assert found.startswith(message) and found.endswith("(command line)"), found
 
 
+@pytest.mark.parametrize("name", ["actor", "nope"])
+def test_a_wrong_name_is_one_error(tmp_path: Path, name: str) -> None:
+    (found,) = problems(tmp_path, ACTOR, REWARD, keys=(f"reward.engine.name={name}",))
+    assert found.startswith("reward.engine.name must name a model of") and "name one of judge" in found, found
+
+
 def test_a_reward_model_without_a_path_is_the_model_of_the_run(tmp_path: Path) -> None:
     frozen = {**REWARD, "model_path": None, "update_weights": False}
     keys = ("reward.engine.name=judge", "reward.engine.hf_checkpoint=org/other")

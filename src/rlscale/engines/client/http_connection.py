@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from rlscale.errors import EngineError, WeightSyncError
+from rlscale.hosts import describe_call_error
 from rlscale.tcp_keepalive import SILENCE_S, open_socket
 from rlscale.types import EngineAddress
 
@@ -74,7 +75,7 @@ class HttpConnection:
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError) as e:
                 refused = isinstance(e, aiohttp.ClientConnectorError)
                 if not may_repeat or refused or attempt == MAX_ATTEMPTS:
-                    raise EngineError(f"{self.endpoint(path)} must answer, got {type(e).__name__}: {e}") from e
+                    raise EngineError(f"{self.endpoint(path)} must answer, got {describe_call_error(e)}") from e
                 log.info("%s: connection dropped, retrying (%s)", self.endpoint(path), e)
             except aiohttp.ConnectionTimeoutError as e:
                 if attempt == MAX_ATTEMPTS:
@@ -85,7 +86,7 @@ class HttpConnection:
                 limit = f"{self._timeout_s:g} s"
                 raise EngineError(f"{self.endpoint(path)} must answer within {limit}, got nothing") from e
             except aiohttp.ClientError as e:
-                raise EngineError(f"{self.endpoint(path)} must answer, got {type(e).__name__}: {e}") from e
+                raise EngineError(f"{self.endpoint(path)} must answer, got {describe_call_error(e)}") from e
         raise AssertionError("unreachable")
 
     async def stream(self, path: str, body: Any, *, session: str | None = None) -> AsyncGenerator[dict[str, Any]]:
@@ -102,7 +103,7 @@ class HttpConnection:
         except TimeoutError as e:
             raise EngineError(f"{self.endpoint(path)} must stream within {self._timeout_s:g} s, got nothing") from e
         except aiohttp.ClientError as e:
-            raise EngineError(f"{self.endpoint(path)} must stream to the end, got {type(e).__name__}: {e}") from e
+            raise EngineError(f"{self.endpoint(path)} must stream to the end, got {describe_call_error(e)}") from e
 
     def endpoint(self, path: str) -> str:
         """Name and URL for error messages."""
@@ -120,6 +121,9 @@ class HttpConnection:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._sessions, self._loop = {}, loop
+        if self._address.proxy is not None:
+            # Some proxies, tinyproxy among them, close a connection after its first answer without saying so.
+            max_idle_s = NEW_CONNECTION
         if max_idle_s not in self._sessions:
             headers = {} if self._address.api_key is None else {"Authorization": f"Bearer {self._address.api_key}"}
             timeout = aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S)

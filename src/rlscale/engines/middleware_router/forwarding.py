@@ -13,6 +13,7 @@ import aiohttp
 
 from rlscale.engines.client.http_connection import CONNECT_TIMEOUT_S, READ_KEEP_ALIVE_S
 from rlscale.engines.middleware_router.worker_table import Worker, WorkerTable
+from rlscale.hosts import describe_call_error
 from rlscale.tcp_keepalive import open_socket
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class EngineCalls:
                 return worker, await self._request(worker, call)
             except aiohttp.ClientConnectorError as error:
                 self._give_back(worker)
-                refused[worker.id] = f"{worker.url}: {error}"
+                refused[worker.id] = f"{worker.url}: {describe_call_error(error)}"
                 self.num_retries += 1
                 log.warning("%s accepts no connection; another engine gets the request", worker.url)
             except TimeoutError as error:
@@ -117,7 +118,7 @@ class EngineCalls:
                 raise ForwardError(504, f"{worker.url} did not answer within {self._timeout_s:g} s") from error
             except aiohttp.ClientError as error:
                 self._give_back(worker)
-                raise ForwardError(502, f"{worker.url} did not answer: {type(error).__name__}: {error}") from error
+                raise ForwardError(502, f"{worker.url} did not answer: {describe_call_error(error)}") from error
             except BaseException:
                 self._give_back(worker)
                 raise
@@ -202,7 +203,7 @@ class EngineAnswer:
         except TimeoutError as error:
             raise ForwardError(504, f"{self._worker.url} did not answer in time") from error
         except aiohttp.ClientError as error:
-            raise ForwardError(502, f"{self._worker.url} did not answer: {type(error).__name__}: {error}") from error
+            raise ForwardError(502, f"{self._worker.url} did not answer: {describe_call_error(error)}") from error
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. A stream that breaks ends with an event of the error."""
