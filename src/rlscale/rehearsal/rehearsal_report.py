@@ -61,7 +61,9 @@ def print_report(report: RehearsalReport, console: Console) -> None:
         (("rehearsed", "what ran"), report.rehearsed),
         (("not rehearsed", "instead"), report.not_rehearsed),
     ):
-        table = Table(*titles, box=None, header_style="bold", padding=(0, 2, 0, 0))
+        table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+        for title in titles:
+            table.add_column(title, overflow="fold")  # keys are longer than half of a narrow terminal
         for row in rows:
             table.add_row(*row)
         console.print()
