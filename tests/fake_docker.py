@@ -67,8 +67,7 @@ class Container:
 
     def kill_programs(self) -> None:
         """Kills what runs in the sandbox from outside, as `kill` does in a container."""
-        process = self.sandbox._process
-        for inner in _children(process.pid if process is not None else 0):
+        for inner in _children(self.sandbox._pid or 0):
             for pid in _children(inner):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -3,7 +3,9 @@
     run ── socket ── outer process ── inner process (process 1 of its PID namespace) ── programs, as another user
 
 The kernel ends all processes of the sandbox with the inner process. That ends with the outer one, and when the socket
-closes, so that nothing remains of a run that was killed. Standard library only; no installed package is on its path.
+closes, so that nothing remains of a run that was killed. The outer process has the socket open until its end, so that
+the run reads the end of the socket when no process is left. Outer processes are forks of the starter, see
+sandbox_starter.py. Standard library only; no installed package is on its path.
 """
 
 import errno
@@ -14,7 +16,6 @@ import select
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,9 +51,30 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 Setup = dict[str, Any]
 
 
-def main(descriptor: int) -> None:
-    """Runs the outer process, which ends with the inner one."""
-    connection = socket.socket(fileno=descriptor)
+def fork_each(descriptor: int) -> None:
+    """Forks an outer process for each connection that the run sends, and answers its number, until the run ends."""
+    control = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes ended processes
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not message:
+            return
+        connection = socket.socket(fileno=descriptors[0])
+        outer = os.fork()
+        if not outer:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            try:
+                _run_outer(connection)
+            finally:
+                os._exit(0)
+        connection.close()
+        control.send(str(outer).encode())
+
+
+def _run_outer(connection: socket.socket) -> None:
+    """The outer process, which ends with the inner one."""
     frame = receive_sandbox_frame(connection)
     if frame is None:
         return
@@ -64,7 +86,6 @@ def main(descriptor: int) -> None:
         return
     inner = os.fork()
     if inner:
-        connection.close()
         os.waitpid(inner, 0)
         return
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -347,7 +368,3 @@ def _used_memory() -> int:
                 continue
             pages += resident - shared
     return pages * _PAGE_BYTES
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import os
+import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +14,7 @@ from rlscale.errors import SandboxError
 from rlscale.sandboxes.namespace_root import HOME
 from rlscale.sandboxes.sandbox import CODE_FILE, ExecResult, SandboxLimits, command_of, decode, encode
 from rlscale.sandboxes.sandbox_frames import SIZES_BYTES, pack_sandbox_frame, unpack_sizes
+from rlscale.sandboxes.sandbox_starter import starter
 
 _START_TIMEOUT_S = 30.0
 _EXTRA_S = 20.0  # that the first process has to end a job after its deadline
@@ -36,9 +37,9 @@ class SubprocessSandbox:
         self._limits = limits or SandboxLimits()
         self._python = os.path.realpath(sys.executable)
         self._read_only = [os.path.realpath(sys.base_prefix), *map(os.path.abspath, read_only)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None  # of its outer process
         self._socket: socket.socket | None = None
-        self._is_running = False
+        self._is_running = self._has_stopped = False
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> "SubprocessSandbox":
@@ -52,7 +53,7 @@ class SubprocessSandbox:
         """See `Sandbox`."""
         if sys.platform != "linux":
             raise SandboxError("a sandbox of this machine needs Linux; use docker")
-        if self._process is not None:
+        if self._socket is not None or self._has_stopped:
             raise SandboxError("a sandbox starts once")
         limits = self._limits
         setup = {
@@ -64,7 +65,13 @@ class SubprocessSandbox:
             "max_processes": limits.max_processes,
             "max_output_bytes": limits.max_output_bytes,
         }
-        self._spawn()
+        self._socket, theirs = socket.socketpair()
+        self._socket.setblocking(False)
+        try:
+            with theirs:
+                self._pid = starter.start_process(theirs)
+        except OSError as error:
+            raise SandboxError(f"a sandbox did not start: {error}") from error
         self._is_running = True
         try:
             reply, _ = await self._call(setup, b"", timeout_s=_START_TIMEOUT_S)
@@ -114,12 +121,26 @@ class SubprocessSandbox:
     async def stop(self) -> None:
         """See `Sandbox`."""
         self._end()
-        if self._process is not None:
-            await asyncio.to_thread(_wait, self._process)
-        async with self._lock:  # a call that waited for an answer has got the end of the file
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:  # a call that waits gets the end of the socket
+                await self._close()
+        except TimeoutError:
+            # It has the socket open, so that the number is still its own. Its inner process ends with it.
+            if self._pid is not None and self._socket is not None:
+                os.kill(self._pid, signal.SIGKILL)
+            async with self._lock:
+                await self._close()
+
+    async def _close(self) -> None:
+        """Waits until no process of the sandbox is left: the last one closes the other end of the socket."""
+        self._has_stopped = True
+        if self._socket is None:
+            return
+        with suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16):
+                pass
+        self._socket.close()
+        self._socket = None
 
     async def _write(self, path: str, data: bytes) -> None:
         await self._file_call("write", path, data)
@@ -140,27 +161,6 @@ class SubprocessSandbox:
         """All that a program gets: nothing of the environment of the run, which may contain secrets."""
         folders = dict.fromkeys((os.path.dirname(self._python), "/usr/local/bin", "/usr/bin", "/bin"))
         return {"HOME": HOME, "LANG": "C.UTF-8", "PATH": ":".join(folders), "TMPDIR": "/tmp"}
-
-    def _spawn(self) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._socket.setblocking(False)
-        # The search path is that of the standard library and of rlscale alone: the process is still privileged.
-        package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        program = (
-            f"import sys; sys.path.append({package!r}); from rlscale.sandboxes.namespace_init import main; "
-            f"main({theirs.fileno()})"
-        )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
 
     async def _call(self, request: dict[str, Any], payload: bytes, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Sends a request and returns its answer. Whatever goes wrong, the sandbox is of no more use."""
@@ -193,16 +193,8 @@ class SubprocessSandbox:
         return bytes(content)
 
     def _end(self) -> None:
-        """Closes the connection, at which the first process ends, and with it all others."""
+        """Ends the connection, at which the first process ends, and with it all others."""
         self._is_running = False
         if self._socket is not None:
             with suppress(OSError):  # the other end has closed
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> None:
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+                self._socket.shutdown(socket.SHUT_WR)

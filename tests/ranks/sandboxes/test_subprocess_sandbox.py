@@ -15,6 +15,7 @@ import pytest
 
 from rlscale.errors import SandboxError
 from rlscale.sandboxes.sandbox import SandboxLimits
+from rlscale.sandboxes.sandbox_starter import starter
 from rlscale.sandboxes.subprocess_sandbox import SubprocessSandbox
 
 SOURCE = str(Path(__file__).parents[3] / "src")
@@ -152,6 +153,30 @@ async def test_a_cancelled_call_stops_the_sandbox(sandbox: SubprocessSandbox) ->
         await sandbox.exec("true")
 
 
+async def test_a_starter_that_dies_is_started_again_and_its_sandboxes_live(sandbox: SubprocessSandbox) -> None:
+    assert starter._process is not None
+    before = starter._process.pid
+    os.kill(before, signal.SIGKILL)
+    async with SubprocessSandbox() as second:
+        assert starter._process.pid != before
+        for each in (sandbox, second):
+            assert (await each.exec("echo fine")).stdout == "fine\n"
+
+
+async def test_a_fork_of_the_run_has_its_own_starter(sandbox: SubprocessSandbox) -> None:
+    pid = os.fork()
+    if not pid:
+        # As a pool of processes that are forked; nothing of the event loop is used here.
+        ours, theirs = socket.socketpair()
+        with theirs:
+            outer = starter.start_process(theirs)
+        ours.shutdown(socket.SHUT_WR)
+        is_own = Path(f"/proc/{outer}/stat").read_text().split(") ")[1].split()[1] == str(starter._process.pid)  # type: ignore[union-attr]
+        os._exit(0 if is_own and starter._owner == os.getpid() and ours.recv(1) == b"" else 1)
+    assert await asyncio.to_thread(os.waitpid, pid, 0) == (pid, 0)
+    assert (await sandbox.exec("echo fine")).stdout == "fine\n"
+
+
 PROGRAM = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {source!r})
@@ -228,9 +253,9 @@ def test_a_machine_without_namespaces_is_refused_with_the_reason() -> None:
 
 async def _wait_for_child(sandbox: SubprocessSandbox) -> int:
     """Number of the inner process once it has started a program."""
-    assert sandbox._process is not None
+    assert sandbox._pid is not None
     while True:
-        (inner,) = _children(sandbox._process.pid)
+        (inner,) = _children(sandbox._pid)
         if _children(inner):
             return inner
         await asyncio.sleep(0.01)
