@@ -28,6 +28,7 @@ MEGATRON = (
     "train=megatron",
     "train.dtype=float32",
     "megatron.tensor_model_parallel_size=2",
+    "megatron.sequence_parallel=true",
     "model.num_key_value_heads=2",
 )
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,18 @@ from rlscale.training.megatron.hf_mapping.export_hf import export_hf
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint, load_hf
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, build_model, configure_pipeline
-from rlscale.training.megatron.model.model_inputs import PackingOptions, pack_samples
+from rlscale.training.megatron.model.model_inputs import pack_samples
 from rlscale.training.megatron.model.output_head import OutputHead
+from rlscale.training.megatron.model.vision import TOWER
 from rlscale.training.megatron.optim import wrap_chunks
 from rlscale.training.megatron.parallel_dims import build_parallel_dims
+from rlscale.training.megatron.rank import packing_options
 from rlscale.training.megatron.step import forward_backward
 from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 from tests.ranks.training.fsdp_ranks import full_spec
-from tests.ranks.training.megatron_model_ranks import PP, TP, conversion_round_trips, round_trips
+from tests.ranks.training.megatron_model_ranks import PP, SP, TP, conversion_round_trips, round_trips
 from tests.unit.training.fsdp.test_vision import image_batch, samples
 from tests.unit.training.rollouts import plan, spec
 
@@ -66,15 +69,18 @@ RECOMPUTED = {"recompute_granularity": "full"}
 CASES = {
     "dp2": VisionCase(),
     "tp2": VisionCase(sizes={TP: 2}),
+    "tp2 sp": VisionCase(sizes={TP: 2, "core_args": SP}),
     "pp2": VisionCase(sizes={PP: 2}),
     "tp2, recomputed": VisionCase(sizes={TP: 2, **RECOMPUTED}),
+    "tp2 sp, recomputed": VisionCase(sizes={TP: 2, "core_args": SP, **RECOMPUTED}),
     "qwen2_5_vl tp2": VisionCase(build=QWEN2_5, sizes={TP: 2}),
+    "qwen2_5_vl tp2 sp": VisionCase(build=QWEN2_5, sizes={TP: 2, "core_args": SP}),
     "qwen2_5_vl pp2, recomputed": VisionCase(build=QWEN2_5, sizes={PP: 2, **RECOMPUTED}),
     "qwen2_5_vl pp2, interleaved": VisionCase(build=QWEN2_5, sizes={PP: 2, "core_args": INTERLEAVED}),
     "dp2, attention recomputed": VisionCase(sizes={"recompute_granularity": "selective"}),
     "pp2, one length": VisionCase(sizes={PP: 2, "variable_seq_lengths": False, "seq_length": 96}),
 }
-TRAINED = {"tp2": (), "pp2": ("vision",)}
+TRAINED = {"tp2": (), "tp2 sp": (), "pp2": ("vision",)}
 """Case -> parts that are frozen in a run that is saved and resumed."""
 
 
@@ -82,9 +88,10 @@ class Parity:
     """Logprobs and gradients of all samples, on this rank's part of a model."""
 
     def __init__(self, case: VisionCase, path: str) -> None:
-        self.path, self.dims = path, build_parallel_dims(case.config, seed=1)
+        self.path, self.megatron = path, case.config
+        self.dims = build_parallel_dims(self.megatron, seed=1)
         config = ModelConfig(use_hf_config_for_megatron=True)
-        model = build_model(path, model=config, megatron=case.config, dtype=torch.float32)
+        model = build_model(path, model=config, megatron=self.megatron, dtype=torch.float32)
         self.model = configure_pipeline(model, self.dims)
         load_hf(self.model, path)
         self.head = OutputHead.from_model(self.model, spec(path), dims=self.dims)
@@ -96,11 +103,8 @@ class Parity:
         chunks = wrap_chunks(self.model, is_sharded=False)
         for chunk in chunks:
             chunk.zero_grad_buffer()
-        options = PackingOptions(
-            device=torch.device("cpu"),
-            processor=load_image_processor(self.path),
-            has_tower=self.dims.stage == 0,
-        )
+        cpu, processor = torch.device("cpu"), load_image_processor(self.path)
+        options = packing_options(self.megatron, self.dims, device=cpu, processor=processor)
         own = SAMPLES[self.dims.data_index :: self.dims.data_group.size()]
         least = 96 if not self.model.config.variable_seq_lengths else 0
         micros = [pack_samples(batch, each, options=options, num_positions=least) for each in own]
@@ -118,12 +122,21 @@ class Parity:
         with torch.no_grad():
             for _, parameter in self.model.named_parameters():
                 parameter.copy_(parameter.main_grad)
+        copies = self.copies_of_the_tower_agree()
         worst, names = {}, set()
         for name, grad in export_hf(self.model):
             worst[name] = ((grad - grads[name]).abs().max() / grads[name].abs().max().clamp(min=1e-3)).item()
             names.add(name)
         assert names == (grads.keys() if dist.get_rank() == 0 else set())
-        return {"logprobs": self.worst, "tokens": self.num_tokens, "grads": max(worst.values(), default=0.0)}
+        most = max(worst.values(), default=0.0)
+        return {"logprobs": self.worst, "tokens": self.num_tokens, "grads": most, "copies": copies}
+
+    def copies_of_the_tower_agree(self) -> bool:
+        """Whether all tensor-parallel ranks have the same bits; a collective."""
+        own = [parameter.detach() for name, parameter in self.model.named_parameters() if name.startswith(TOWER)]
+        found: list[list[Tensor]] = [[]] * self.dims.tensor_size
+        dist.all_gather_object(found, own, group=self.dims.tensor_group)
+        return all(torch.equal(a, b) for copies in zip(*found, strict=True) for a, b in pairwise(copies))
 
 
 @cache

@@ -12,7 +12,7 @@ from tests.ranks.training.launch import report, run_ranks
 from tests.ranks.training.megatron_vision_ranks import CASES, QWEN3, TRAINED
 from tests.tiny_vision import SMALL, VISION_BUILDS
 
-SHORT = ("dp2", "tp2", "pp2", "qwen2_5_vl tp2")
+SHORT = ("dp2", "tp2", "tp2 sp", "pp2", "qwen2_5_vl tp2")
 NUM_TOKENS = 3 + 3 + 1 + 2 + 2
 """Trainable tokens of the samples."""
 
@@ -45,7 +45,7 @@ def assert_equal(name: str, reports: list[dict[str, Any]]) -> None:
     for found in reports:
         assert found[name]["logprobs"] < 1e-5, found[name]
         assert found[name]["grads"] < 1e-5, found[name]
-        assert found[name]["round trip"]
+        assert found[name]["round trip"] and found[name]["copies"]
     counts = [found[name]["tokens"] for found in reports]
     expected = {"tp": [NUM_TOKENS] * 2, "pp": [0, NUM_TOKENS]}.get(name.removeprefix("qwen2_5_vl ")[:2])
     assert counts == expected if expected else sum(counts) == NUM_TOKENS

@@ -15,7 +15,6 @@ from rlscale.errors import Problem
 
 _STAGES = "pipeline_model_parallel_size"
 _FALSE_ARGS = (
-    "sequence_parallel",
     "apply_rope_fusion",  # the fused kernel counts positions itself, from the start of each sample
     "account_for_embedding_in_pipeline_split",
     "account_for_loss_in_pipeline_split",
@@ -24,7 +23,7 @@ _FALSE_ARGS = (
 
 @rule
 def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
-    """The tower is whole on every rank of the first stage, and features are placed in whole rows of packed tokens."""
+    """The tower is whole on every rank of the first stage, and features are placed in packed tokens."""
     family = architecture_field(config.model, "model_type")
     if not uses_megatron(config) or family is None or find_family(family).vision is None:
         return []

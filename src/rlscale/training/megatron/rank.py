@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from rlscale.config import QkvFormat
+from rlscale.config import MegatronConfig, QkvFormat
 from rlscale.errors import DataError
 from rlscale.models.image_processor import ImageProcessor, has_images, load_image_processor
 from rlscale.training.distributed import find_local_ranks, select_device, set_num_threads
@@ -126,15 +126,7 @@ class MegatronRank:
     def _pack(self, batch: TrainBatch, cuts: Cuts) -> list[Microbatch]:
         """Packs the micro-batches of a step, or of the passes without gradient."""
         dims, megatron = self.dims, self.spec.megatron
-        options = PackingOptions(
-            device=self.device,
-            context=dims.context,
-            # Sequence parallelism divides the positions over the tensor-parallel ranks.
-            multiple=dims.tensor_size if megatron.core_args.get("sequence_parallel") else 1,
-            processor=self.processor,
-            has_tower=dims.stage == 0,
-            num_mtp=int(megatron.core_args.get("mtp_num_layers") or 0) if megatron.enable_mtp_training else 0,
-        )
+        options = packing_options(megatron, dims, device=self.device, processor=self.processor)
         if self.spec.train.qkv_format == QkvFormat.bshd:
             return self._pad(batch, cuts, options=options)
         pack = partial(pack_samples, batch, options=options)
@@ -181,3 +173,21 @@ class MegatronRank:
                 "or unset megatron.variable_seq_lengths"
             )
         return micro
+
+
+def packing_options(
+    megatron: MegatronConfig, dims: ParallelDims, *, device: torch.device, processor: ImageProcessor | None
+) -> PackingOptions:
+    """Settings of the micro-batches of this rank."""
+    args = megatron.core_args
+    shares_sequence = bool(args.get("sequence_parallel"))
+    return PackingOptions(
+        device=device,
+        context=dims.context,
+        # Sequence parallelism divides the positions over the tensor-parallel ranks.
+        multiple=dims.tensor_size if shares_sequence else 1,
+        part=dims.tensor_group.rank() if shares_sequence else 0,
+        processor=processor,
+        has_tower=dims.stage == 0,
+        num_mtp=int(args.get("mtp_num_layers") or 0) if megatron.enable_mtp_training else 0,
+    )

@@ -49,9 +49,8 @@ class ImageRows:
         """Tokens with image tokens replaced by numbers of their features: equal prefixes have equal pictures. [E]"""
         return np.where(self.features < 0, tokens_E, -2 - self.features)
 
-    def packed(self, processor: ImageProcessor, pick_T: Int64 | None, device: torch.device) -> PackedImages:
-        """The images for the rows that are kept; None: all rows."""
-        features_T = self.features if pick_T is None else self.features[pick_T]
+    def packed(self, processor: ImageProcessor, features_T: Int64, device: torch.device) -> PackedImages:
+        """The images for rows with these features, -1 where a row has none."""
         rows = np.flatnonzero(features_T >= 0)
         pixels = [processor.pixels(image) for image in self.images]
         side = processor.layout.merge_size

@@ -182,9 +182,9 @@ def pack(
     images = None
     position_ids = to_device(positions[None], device)
     if rows.images is not None and processor is not None:
-        pick = None if tree is None else tree.pick
-        images = rows.images.packed(processor, pick, device)
-        three = rows.images.positions if pick is None else rows.images.positions[:, pick]
+        pick = slice(None) if tree is None else tree.pick
+        images = rows.images.packed(processor, rows.images.features[pick], device)
+        three = rows.images.positions[:, pick]
         # transformers takes the positions of the text as a first row.
         position_ids = to_device(np.concatenate([positions[None], three])[:, None], device)
     return Microbatch(

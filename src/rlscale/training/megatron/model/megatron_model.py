@@ -105,8 +105,7 @@ class VisionDecoder(MegatronDecoder):
     def __init__(self, *, config: TransformerConfig, vision_config: PreTrainedConfig, **options: Any) -> None:
         super().__init__(config=config, **options)
         if self.pre_process:
-            recompute = config.recompute_granularity == "full"
-            self.vision_tower = build_tower(vision_config, dtype=config.params_dtype, recompute=recompute)
+            self.vision_tower = build_tower(vision_config, config=config)
 
     def forward(
         self,
@@ -123,7 +122,7 @@ class VisionDecoder(MegatronDecoder):
             input_ids: [1, T]
             position_ids: of the text, and of frames, rows and columns, [4, 1, T]; without images [1, T].
             attention_mask: None.
-            packed_seq_params: with the images on the first stage.
+            packed_seq_params: on the first stage with the images and the rows of this rank that get features.
             options: as `GPTModel.forward`.
         """
         # The rows of the text repeat its positions.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -46,6 +46,7 @@ class PackingOptions:
     device: torch.device  # of the model
     context: ContextGroup | None = None  # the ranks that share each sample; None: this one alone
     multiple: int = 1  # divisor of the positions of a rank, or of a row, for sequence parallelism
+    part: int = 0  # index of this rank's part of these positions between the matrices of a layer
     num_mtp: int = 0  # layers for multi-token prediction that are trained
     processor: ImageProcessor | None = None  # of a model with images
     has_tower: bool = True  # whether this rank computes the images of such a model
@@ -116,7 +117,7 @@ def _build_microbatch(
     if params is not None:
         later = [shift_ids(ids, widths, shift=k)[own] for k in range(1, num_mtp + 1)]
         params.later_ids = tuple(to_device(each[None], device) for each in later)
-        params.images = _place_images(rows, slots, options=options)
+        params.images = _place_images(rows, slots, own, num_positions=len(ids), options=options)
     find = partial(find_targets, rows, slots, places=places, context=context, device=device)
     num_rows = len(widths) if is_padded else 1
     position_ids = positions[own].reshape(num_rows, -1)
@@ -140,12 +141,16 @@ def _build_microbatch(
     )
 
 
-def _place_images(rows: SampleRows, slots: Int64, *, options: PackingOptions) -> PackedImages | None:
-    """The images, with the positions after padding that get their features."""
+def _place_images(
+    rows: SampleRows, slots: Int64, own: Int64, *, num_positions: int, options: PackingOptions
+) -> PackedImages | None:
+    """All images, with the positions among those of this rank that get features of them."""
     if rows.images is None or options.processor is None or not options.has_tower:
         return None
-    found = rows.images.packed(options.processor, None, options.device)
-    return replace(found, rows=to_device(slots, options.device)[found.rows])
+    features = np.full(num_positions, -1, dtype=np.int64)
+    features[slots] = rows.images.features
+    part = np.split(own, options.multiple)[options.part]
+    return rows.images.packed(options.processor, features[part], options.device)
 
 
 def _build_params(

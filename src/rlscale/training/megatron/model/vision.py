@@ -5,9 +5,10 @@
     token ids ─ embedding ───────────────────────────┴─ layer 0 ────┴─ layer 1 ─ ...
 
 The first pipeline stage has the tower. Every tensor-parallel rank computes it whole from the same pixels and gets the
-same gradients, so they are not summed.
+same gradients, so they are not summed. With sequence parallelism a rank has a part of the tokens and places the
+features of this part: its gradients are a share, and they are summed with those of the norms.
 
-Shape legend: T packed tokens, N image tokens among T, K layers with deepstack, H hidden width.
+Shape legend: T packed tokens of this rank, N image tokens among T, K layers with deepstack, H hidden width.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from rlscale.training.megatron.model.attention import PackedSamples
+from rlscale.training.megatron.model.layers import mark_sequence_parallel
 from rlscale.training.modules.recompute import recompute_activations
 from rlscale.training.packing.image_rows import PackedImages
 
@@ -28,24 +31,24 @@ TOWER = "vision_tower."
 """Prefix of the parameters of the vision tower and its projectors; the rest of a name is that of transformers."""
 
 
-def build_tower(config: PreTrainedConfig, *, dtype: torch.dtype, recompute: bool) -> PreTrainedModel:
+def build_tower(vision_config: PreTrainedConfig, *, config: TransformerConfig) -> PreTrainedModel:
     """Builds a vision tower with uninitialised weights on the current device.
 
     Args:
-        config: the `vision_config` of a model.
-        dtype: of parameters and activations.
-        recompute: keep only the input of each block for the backward pass.
+        vision_config: of the tower.
+        config: of the decoder. Where it recomputes whole layers, blocks of the tower are recomputed, too.
     """
     make: Any = AutoModel.from_config  # transformers has no types here
     with no_init_weights():
         # Patches of an image see each other, so the packed attention of the decoder is no choice.
-        tower: PreTrainedModel = make(config, dtype=dtype, attn_implementation="sdpa")
-    if recompute:
+        tower: PreTrainedModel = make(vision_config, dtype=config.params_dtype, attn_implementation="sdpa")
+    if config.recompute_granularity == "full":
         recompute_activations(tower)
-    if torch.cuda.is_available():
-        # Kernels of GPUs may add in another order on each rank, which would let the copies of the tower drift apart.
-        # Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
-        for parameter in tower.parameters():
+    for parameter in tower.parameters():
+        mark_sequence_parallel(parameter, config)
+        if torch.cuda.is_available() and not config.sequence_parallel:
+            # Kernels of GPUs may add in another order on each rank, which would let the copies of the tower drift
+            # apart. Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
             parameter.average_gradients_across_tp_domain = True  # type: ignore[attr-defined]
     module: nn.Module = tower  # whose method has types
     module.to(torch.cuda.current_device())

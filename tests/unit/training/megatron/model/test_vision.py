@@ -1,5 +1,6 @@
 """Models with images on Megatron-core: their names, positions and angles are those of transformers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_the_mapping_has_every_tensor_of_the_checkpoint_once(build: ModelBuild, 
     assert sorted(name for weight in weights for name in weight.hf) == sorted(checkpoint.files)
     assert architecture.vision_config is not None
     with megatron_device():
-        tower = build_tower(architecture.vision_config, dtype=torch.float32, recompute=False)
+        tower = build_tower(architecture.vision_config, config=architecture.transformer)
     parameters = {f"{TOWER}{name}": parameter for name, parameter in tower.named_parameters()}
     towers = {weight.megatron: weight.hf for weight in weights if weight.megatron.startswith(TOWER)}
     assert towers.keys() == parameters.keys()
@@ -79,6 +80,16 @@ def test_padding_moves_images_with_their_samples(build: ModelBuild, tmp_path: Pa
     assert torch.equal(found.input_ids[:, :num_tokens], expected.input_ids)
     for name in ("pixels", "grids", "rows", "features"):
         assert torch.equal(getattr(found.params.images, name), getattr(expected.images, name))
+    # Tensor-parallel ranks with sequence parallelism have features of their part of the positions.
+    whole, own = found.params.images, []
+    for part in range(3):
+        shared = pack_samples(batch, range(6), options=replace(options, multiple=3, part=part), num_positions=150)
+        assert shared.params is not None and shared.params.images is not None
+        images = shared.params.images
+        assert torch.equal(images.pixels, whole.pixels) and (images.rows < 50).all()
+        own.append((images.rows + 50 * part, images.features))
+    assert torch.equal(torch.cat([rows for rows, _ in own]), whole.rows)
+    assert torch.equal(torch.cat([features for _, features in own]), whole.features)
     # A stage without the tower has the positions alone.
     later = pack_samples(batch, range(6), options=PackingOptions(device=CPU, processor=processor, has_tower=False))
     assert later.params is not None and later.params.images is None
