@@ -46,6 +46,7 @@ def assert_equal(name: str, reports: list[dict[str, Any]]) -> None:
         assert found[name]["logprobs"] < 1e-5, found[name]
         assert found[name]["grads"] < 1e-5, found[name]
         assert found[name]["round trip"] and found[name]["copies"]
+        assert found[name].get("critic", 0.0) < 1e-5
     counts = [found[name]["tokens"] for found in reports]
     expected = {"tp": [NUM_TOKENS] * 2, "pp": [0, NUM_TOKENS]}.get(name.removeprefix("qwen2_5_vl ")[:2])
     assert counts == expected if expected else sum(counts) == NUM_TOKENS

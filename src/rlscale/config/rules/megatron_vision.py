@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.tower_shape import find_tower
-from rlscale.config.groups.algo import uses_critic
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_megatron
@@ -41,8 +40,6 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
         wrong.append(("train.lora.rank", "0", lora.rank))
     if config.optim.name == OptimizerName.muon:
         wrong.append(("optim.name", "adam", config.optim.name))
-    if uses_critic(config.algo):
-        wrong.append(("algo.advantage_estimator", "one without a critic", config.algo.advantage_estimator))
     return [
         Problem(
             path=path,

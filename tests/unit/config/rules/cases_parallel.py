@@ -345,7 +345,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
             ("train.lora.rank", 4, "train.lora.rank", "0"),
             ("model.custom_model_provider_path", "my.build", "model.custom_model_provider_path", "null"),
             ("optim.name", "muon", "optim.name", "adam"),
-            ("algo.advantage_estimator", "ppo", "algo.advantage_estimator", "one without a critic"),
         )
     ),
     *(

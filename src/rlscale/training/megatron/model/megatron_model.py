@@ -167,6 +167,10 @@ class MegatronValueDecoder(MegatronDecoder):
         return squeeze_values(self.value_head(hidden))
 
 
+class VisionValueDecoder(VisionDecoder, MegatronValueDecoder):
+    """A pipeline chunk of a critic that reads images."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronModel:
     """The pipeline chunks of this rank: one, or several with an interleaved pipeline."""
@@ -255,8 +259,7 @@ def build_model(
         stages = [None] if virtual is None else list(range(virtual))
         kind: type[MegatronDecoder] = MegatronValueDecoder if has_value_head else MegatronDecoder
         if architecture.vision_config is not None:
-            assert not has_value_head, "a config rule excludes critics that read images"
-            kind = VisionDecoder
+            kind = VisionValueDecoder if has_value_head else VisionDecoder
         builders = [_make_builder(kind, architecture, megatron=megatron, vp_stage=stage) for stage in stages]
         chunks = [each.build_with(model.custom_model_provider_path, custom) for each in builders]
         for chunk in chunks:
