@@ -40,6 +40,10 @@ MEGATRON = (
         pytest.param(("model=tiny_qwen2_5_vl",), marks=pytest.mark.nightly),
         pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", "train.lora.rank=4"), marks=pytest.mark.nightly),
         pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON), marks=pytest.mark.nightly),
+        pytest.param(
+            ("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON, "algo=ppo", "train.lora.rank=4"),
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Command, model: tuple[str, ...]) -> None:

@@ -41,11 +41,16 @@ class AdapterSpec:
         return self.rank * sum(sum(each.shape) for each in _adapted(a, self.targets)) if self.rank else 0
 
     def stage_elements(self, a: Architecture, parallel: ParallelSizes) -> float:
-        """Elements on a Megatron-core rank of the fullest stage. The tensor-parallel ranks divide A or B."""
+        """Elements on a Megatron-core rank of the fullest stage. The tensor-parallel ranks divide A or B.
+
+        The first stage has the vision tower, whole on each of these ranks.
+        """
         per_stage, found = math.ceil(a.num_layers / parallel.pipeline), 0.0
         for each in _adapted(a, self.targets):
-            if each.part == ModelPart.decoder and (each.layer or 0) < per_stage:
-                outputs, inputs = each.shape
+            outputs, inputs = each.shape
+            if each.part != ModelPart.decoder:
+                found += self.rank * (inputs + outputs)
+            elif (each.layer or 0) < per_stage:
                 whole, divided = (outputs, inputs) if _module_name(each) in BY_INPUTS else (inputs, outputs)
                 found += self.rank * (whole + divided / parallel.tensor)
         return found

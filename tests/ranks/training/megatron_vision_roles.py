@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlscale.architectures.family import find_family
-from rlscale.config import BatchConfig, MegatronConfig
+from rlscale.config import BatchConfig, LoraConfig, MegatronConfig, ModelConfig
+from rlscale.protocols import TrainBackend
 from rlscale.training.critic_backend import CriticBackend
+from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.critic_backend import FsdpCriticBackend
+from rlscale.training.megatron.backend import MegatronBackend
+from rlscale.training.megatron.checkpoint.convert_weights import convert_to_hf
 from rlscale.training.megatron.critic_backend import MegatronCriticBackend
 from rlscale.training.megatron.hf_mapping.export_hf import Exporter
 from rlscale.training.megatron.hf_mapping.mapping import OUTPUT_LAYER, map_weights
 from rlscale.training.spec import CriticSpec, DedicatedRanks, ModelSource
-from rlscale.types import TrainBatch
+from rlscale.types import StepPlan, TrainBatch
+from tests.ranks.training.fsdp_ranks import full_spec
 from tests.ranks.training.megatron_ranks import data_ranks
 from tests.unit.training.rollouts import plan, spec
 
@@ -52,6 +61,57 @@ def critic_difference(
     return max(worst)
 
 
+def adapter_folder(reports: Path, case: str) -> Path:
+    """The exports of runs with adapters."""
+    return reports / f"{case}, adapters"
+
+
+def adapters(
+    path: str, megatron: MegatronConfig, batch: TrainBatch, samples: Sequence[Sequence[int]], folder: Path, *, rank: int
+) -> dict[str, Any]:
+    """Largest differences of metrics and merged weights between both backends, over three steps.
+
+    Both write their exports into `folder`. The run on Megatron-core is also continued, and its checkpoint converted.
+    """
+    changes: dict[str, Any] = {"lora": LoraConfig(rank=2, alpha=4), "megatron": megatron}
+    made = full_spec(path, model=ModelConfig(use_hf_config_for_megatron=True), **changes)
+    fsdp: TrainBackend = FsdpBackend(made, rank=rank, world_size=2)
+    expected, sent = _steps(fsdp, batch, samples, num_data_ranks=2)
+    ours = MegatronBackend(made, rank=rank, world_size=2)
+    if rank == 0:
+        (folder / "saved").mkdir(parents=True)
+    dist.barrier()
+    before = {name: weight.clone() for name, weight in ours.weights()}
+    found, weights = _steps(ours, batch, samples, num_data_ranks=data_ranks(megatron))
+    ours.save(folder / "saved")
+    fsdp.export_hf(folder / "fsdp")
+    ours.export_hf(folder / "hf")
+    number = _step(ours, batch, samples, num_data_ranks=data_ranks(megatron))
+    ours.close()
+    again = MegatronBackend(made, rank=rank, world_size=2)
+    again.load(folder / "saved")
+    same = _step(again, batch, samples, num_data_ranks=data_ranks(megatron)) == number
+    again.close()
+    convert_to_hf(folder / "saved", folder / "converted", model=path, sizes=megatron, dtype=torch.float32)
+    dist.barrier()
+    converted = load_file(folder / "converted" / "model.safetensors")
+    return {
+        "numbers": max(abs(a[name] - b[name]) for a, b in zip(found, expected, strict=True) for name in a),
+        "weights": max((float((w - sent[name]).abs().max()) for name, w in weights.items()), default=0.0),
+        "changed": [name for name, weight in weights.items() if not torch.equal(weight, before[name])],
+        "resumed": same,
+        "converted": all(torch.equal(converted[name], weight) for name, weight in weights.items()),
+    }
+
+
+def _steps(
+    backend: TrainBackend, batch: TrainBatch, samples: Sequence[Sequence[int]], *, num_data_ranks: int
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Metrics of three steps, and the weights that engines get after them."""
+    steps = [_step(backend, batch, samples, num_data_ranks=num_data_ranks) for _ in range(NUM_ROLLOUTS)]
+    return steps, {name: weight.clone() for name, weight in backend.weights()}
+
+
 def _train(
     critic: CriticBackend, batch: TrainBatch, samples: Sequence[Sequence[int]], *, num_data_ranks: int
 ) -> np.ndarray[Any, Any]:
@@ -59,10 +119,20 @@ def _train(
     returns = np.where(batch.loss_mask, np.cos(np.arange(len(batch.tokens))), 0.0).astype(np.float32)
     numbers = []
     for _ in range(NUM_ROLLOUTS):
-        numbers.append(critic.values(batch, [plan(batch, [samples[i::num_data_ranks] for i in range(num_data_ranks)])]))
+        numbers.append(critic.values(batch, [_plan(batch, samples, num_data_ranks=num_data_ranks)]))
         step = critic.train(returns).steps[0]
         numbers.append(np.array([step["critic_loss"], step["critic_grad_norm"]]))
     return np.concatenate(numbers)
+
+
+def _step(
+    backend: TrainBackend, batch: TrainBatch, samples: Sequence[Sequence[int]], *, num_data_ranks: int
+) -> dict[str, float]:
+    return dict(backend.train(batch, [_plan(batch, samples, num_data_ranks=num_data_ranks)]).steps[0])
+
+
+def _plan(batch: TrainBatch, samples: Sequence[Sequence[int]], *, num_data_ranks: int) -> StepPlan:
+    return plan(batch, [samples[i::num_data_ranks] for i in range(num_data_ranks)])
 
 
 def _full(parameter: Tensor) -> Tensor:

@@ -40,3 +40,14 @@ def test_a_stage_has_those_of_its_layers() -> None:
     # 2 of 4 layers: A of queries and B of outputs are whole, 128 wide.
     assert found.stage_elements(a, parallel) == 2 * 4 * (128 + 128 / 2 + 128 / 2 + 128)
     assert AdapterSpec().elements(a) == 0
+
+
+def test_the_first_stage_has_those_of_the_whole_tower() -> None:
+    a = policy_architecture(ModelConfig(build=ModelBuild.tiny_qwen3_vl))
+    assert a.tower is not None
+    parallel = ParallelSizes(tensor=2, pipeline=2, context=1, expert=1, data=1, expert_tensor=1)
+    found = AdapterSpec(rank=2, targets=("linear_fc2",)).stage_elements(a, parallel)
+    # The projector and those of deepstack, and the MLP of each block.
+    mergers = (1 + a.tower.num_deepstack) * (a.tower.merged_width + a.tower.out_size)
+    blocks = a.tower.depth * (a.tower.intermediate_size + a.tower.hidden_size)
+    assert found == 2 * (mergers + blocks)

@@ -26,7 +26,7 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
     family = architecture_field(config.model, "model_type")
     if not uses_megatron(config) or family is None or find_family(family).vision is None:
         return []
-    megatron, lora = config.megatron, config.train.lora
+    megatron = config.megatron
     wrong: list[tuple[str, str, object]] = []
     if megatron.context_parallel_size > 1:
         wrong.append(("megatron.context_parallel_size", "1", megatron.context_parallel_size))
@@ -36,8 +36,6 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
         wrong.append(("megatron.pipeline_model_parallel_layout", "null", layout))
     if config.model.custom_model_provider_path is not None:
         wrong.append(("model.custom_model_provider_path", "null", config.model.custom_model_provider_path))
-    if lora.rank:
-        wrong.append(("train.lora.rank", "0", lora.rank))
     if config.optim.name == OptimizerName.muon:
         wrong.append(("optim.name", "adam", config.optim.name))
     return [

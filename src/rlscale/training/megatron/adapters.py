@@ -26,6 +26,7 @@ from rlscale.training.megatron.model.adapted_layers import (
     adapt_layer,
 )
 from rlscale.training.megatron.model.megatron_model import MegatronModel
+from rlscale.training.megatron.model.vision import TOWER, mark_copies
 from rlscale.training.modules import lora as peft_adapters
 from rlscale.training.modules.lora import find_adapters, peft_names
 from rlscale.training.offload import Offloader
@@ -65,7 +66,10 @@ def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int
     fused = {each.weight.megatron.removesuffix(".weight"): each for each in map_weights(model.architecture)}
     for name, module in list(model.named_modules()):
         if name in by_layer:
-            adapt_layer(module, _layer_adapters(module, by_layer[name], fused[name], model=model))
+            adapters = _layer_adapters(module, by_layer[name], fused[name], model=model)
+            adapt_layer(module, adapters)
+            if name.startswith(TOWER):
+                mark_copies(adapters.parameters(), model.config)
     return model
 
 

@@ -342,7 +342,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
                 "megatron.pipeline_model_parallel_layout",
                 "null",
             ),
-            ("train.lora.rank", 4, "train.lora.rank", "0"),
             ("model.custom_model_provider_path", "my.build", "model.custom_model_provider_path", "null"),
             ("optim.name", "muon", "optim.name", "adam"),
         )

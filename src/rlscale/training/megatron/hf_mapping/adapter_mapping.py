@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rlscale.architectures.family import find_family
 from rlscale.architectures.weight_names import TensorLayout, Weight
 from rlscale.training.megatron.hf_mapping.mapping import MappedWeight, head_sizes, map_weights
 from rlscale.training.megatron.hf_mapping.sharding import hf_from_shards
@@ -18,13 +19,15 @@ from rlscale.training.modules.lora import peft_names
 def map_adapters(model: MegatronModel) -> Iterator[MappedWeight]:
     """A and B of every layer of the whole model, in the order of its weights; nothing without adapters."""
     layers = set() if model.adapters is None else set(model.adapters.layers)
+    vision = find_family(model.architecture.family).vision
     for mapped in map_weights(model.architecture) if layers else ():
         own, layout = mapped.weight.megatron.removesuffix(".weight"), mapped.weight.layout
         # An adapter belongs to one projection of a fused layer, so its B is divided as the rows of a simple layer are.
         rows = TensorLayout.rows if layout in (TensorLayout.qkv, TensorLayout.gated) else layout
         layouts = {TensorLayout.columns: (layout, TensorLayout.whole)}.get(layout, (TensorLayout.whole, rows))
         for name in mapped.weight.hf:
-            layer = name.removesuffix(".weight")
+            # peft names layers as transformers does in memory.
+            layer = (name if vision is None else vision.in_memory(name)).removesuffix(".weight")
             if layer not in layers:
                 continue
             for half, hf_name, of_half in zip("ab", peft_names(layer), layouts, strict=True):

@@ -198,7 +198,7 @@ class LayerAdapters(nn.ModuleDict):
 
 
 def adapt_layer(layer: nn.Module, adapters: LayerAdapters) -> None:
-    """Adds adapters to a linear layer of Megatron-core, Transformer Engine or this package, in place."""
+    """Adds adapters to a linear layer of Megatron-core, Transformer Engine, torch or this package, in place."""
     layer.add_module(ADAPTERS, adapters)
     # As torch's parametrisations do: the layer stays an instance of its class.
     layer.__class__ = _adapted(type(layer))  # type: ignore[arg-type]  # a class is hashable
@@ -227,11 +227,13 @@ def adapters_off(chunks: Iterable[nn.Module]) -> Iterator[None]:
 def _adapted(kind: type[Any]) -> type[Any]:
     """The class of a linear layer with adapters."""
 
-    def output_with_adapters(self: Any, input_: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        output, bias = getattr(super(adapted, self), method)(input_, *args, **options)
+    def output_with_adapters(self: Any, input_: Tensor, *args: Any, **options: Any) -> Any:
+        found = getattr(super(adapted, self), method)(input_, *args, **options)
         if not self.adapters.is_on:
-            return output, bias
-        return output + self.adapters(_normed(self, input_)), bias
+            return found
+        added = self.adapters(_normed(self, input_))
+        # Layers of torch, in a vision tower, return the output alone, all others a bias with it.
+        return (found[0] + added, found[1]) if isinstance(found, tuple) else found + added
 
     def sharded_state_dict(self: Any, prefix: str = "", *args: Any, **options: Any) -> dict[str, Any]:
         # The layer takes all its parameters but weight and bias for replicated ones.

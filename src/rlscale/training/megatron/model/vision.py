@@ -13,6 +13,7 @@ Shape legend: T packed tokens of this rank, N image tokens among T, K layers wit
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -44,15 +45,20 @@ def build_tower(vision_config: PreTrainedConfig, *, config: TransformerConfig) -
         tower: PreTrainedModel = make(vision_config, dtype=config.params_dtype, attn_implementation="sdpa")
     if config.recompute_granularity == "full":
         recompute_activations(tower)
-    for parameter in tower.parameters():
-        mark_sequence_parallel(parameter, config)
-        if torch.cuda.is_available() and not config.sequence_parallel:
-            # Kernels of GPUs may add in another order on each rank, which would let the copies of the tower drift
-            # apart. Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
-            parameter.average_gradients_across_tp_domain = True  # type: ignore[attr-defined]
+    mark_copies(tower.parameters(), config)
     module: nn.Module = tower  # whose method has types
     module.to(torch.cuda.current_device())
     return tower
+
+
+def mark_copies(parameters: Iterable[nn.Parameter], config: TransformerConfig) -> None:
+    """Makes Megatron-core keep parameters of the tower, and of adapters in it, equal on all tensor-parallel ranks."""
+    for parameter in parameters:
+        mark_sequence_parallel(parameter, config)
+        if torch.cuda.is_available() and not config.sequence_parallel:
+            # Kernels of GPUs may add in another order on each rank, which would let the copies drift apart.
+            # Megatron-core averages such gradients; gloo cannot, and on CPUs they are equal to the bit.
+            parameter.average_gradients_across_tp_domain = True  # type: ignore[attr-defined]
 
 
 def image_features(tower: PreTrainedModel, images: PackedImages) -> tuple[Tensor, Tensor | None]:

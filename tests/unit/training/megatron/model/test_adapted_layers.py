@@ -118,6 +118,17 @@ def test_a_layer_with_adapters_computes_with_the_merged_weight(kind: type[PlainL
     assert not torch.equal(layer(x)[0], plain)
 
 
+@torch.no_grad()
+def test_a_layer_of_torch_with_adapters_returns_the_output_alone() -> None:
+    layer, x = nn.Linear(WIDTH, 5), torch.randn(3, WIDTH)
+    plain, a, b = layer(x), torch.randn(RANK, WIDTH), torch.randn(5, RANK)
+    projections = Projections(layout=TensorLayout.whole, widths={"qkv": 5})
+    adapt_layer(layer, LayerAdapters({"qkv": (a, b)}, projections=projections, scale=SCALE, config=CONFIG))
+    torch.testing.assert_close(layer(x), plain + SCALE * x @ a.T @ b.T)
+    with adapters_off([layer]):
+        assert torch.equal(layer(x), plain)
+
+
 def test_every_projection_has_its_adapter_under_the_names_of_peft() -> None:
     transformer = SimpleNamespace(
         multi_latent_attention=False,
