@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from rlscale.engines.embedded.decoder import Decoder
+from rlscale.engines.embedded.kv_cache import PromptCache
 from rlscale.engines.embedded.requests import Sequence
 from rlscale.engines.embedded.row_adapters import AdapterStacks, RowAdapters
 from rlscale.engines.embedded.sampling import RowParams, Workspace, draw
@@ -51,8 +51,8 @@ class DecodeBatch:
     def num_active(self) -> int:
         return self.num_slots - len(self._free)
 
-    def place(self, sequences: Iterable[Sequence], cache: Tensor, length: int) -> None:
-        """Assigns a slot to each sequence. `cache` [L, 2, K, >= length, D] holds all their tokens but the last."""
+    def place(self, sequences: Iterable[Sequence], cache: PromptCache, length: int) -> None:
+        """Assigns a slot to each sequence. `cache`, of one prompt, holds all their `length` tokens but the last."""
         if not self._deterministic:
             self._fit(length)
         slots = []
@@ -64,13 +64,9 @@ class DecodeBatch:
             self._rotary_offsets[slot] = sequence.request.rotary_offset
             sequence.set_params(self._params, slot)
             self.sequences[slot] = sequence
-        # Adjacent slots are written by one operator: launching it costs more than its work.
         for first, last in _runs(slots):
-            rows, num = self._rows(first, last), last - first
-            # Old values are masked, but 0 times NaN is NaN, so the values of earlier sequences are cleared.
-            values = self._cache.values
-            values[:, :, rows, length:] = 0
-            values[:, :, rows, :length] = cache[:, :, :, :length].repeat(1, 1, num, 1, 1)
+            self._cache.place(first, last, cache, length=length)
+            rows = self._cache.rows(first, last)
             self._mask[rows, :, :length] = 0
             self._mask[rows, :, length:] = -torch.inf
 
@@ -79,7 +75,7 @@ class DecodeBatch:
         slot = self.sequences.index(sequence)
         self._has_moved = True
         if self._deterministic:  # the slot is still computed, so it must attend to something
-            rows = self._rows(slot)
+            rows = self._cache.rows(slot)
             self._mask[rows, :, 0] = 0
             self._mask[rows, :, 1:] = -torch.inf
         else:
@@ -103,7 +99,7 @@ class DecodeBatch:
         logits = self._decoder.decode(
             torch.from_numpy(ids).to(device),
             torch.from_numpy(positions + self._rotary_offsets[:num]).to(device),
-            self._cache.values,
+            self._cache,
             write=write,
             mask=self._mask[: len(write)],
             adapters=self._row_adapters(num),
@@ -160,20 +156,12 @@ class DecodeBatch:
         assert sequence is not None, f"slot {slot} must hold a sequence"
         return sequence
 
-    def _rows(self, first: int, last: int | None = None) -> slice:
-        """Cache rows of the slots [first, last), one row per KV head. `last` None: only of `first`."""
-        return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
-
     def _move_last_to(self, slot: int) -> int:
         """Moves the last used slot to `slot`, so that used slots stay at the front; returns the slot that is free."""
         last = self.num_active - 1
         if last != slot:
-            source, target = self._rows(last), self._rows(slot)
-            used = int(self._positions[last]) + 1
-            values = self._cache.values
-            values[:, :, target, :used] = values[:, :, source, :used]
-            values[:, :, target, used:] = 0
-            self._mask[target] = self._mask[source]
+            self._cache.move(last, slot, used=int(self._positions[last]) + 1)
+            self._mask[self._cache.rows(slot)] = self._mask[self._cache.rows(last)]
             columns: tuple[npt.NDArray[np.int64], ...] = (self._ids, self._positions, self._rotary_offsets)
             for column in columns:
                 column[slot] = column[last]

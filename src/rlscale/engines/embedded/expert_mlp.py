@@ -3,12 +3,16 @@
 Shape legend: N tokens (of any number of rows), H hidden width, I width of an expert, E experts, K experts of a token.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
+from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import Routing
 from rlscale.models.packed_linear import PackedLinear
 from rlscale.models.quantized_linear import QuantizedLinear, QuantizedStack
@@ -40,9 +44,24 @@ class ExpertMlp:
         self._gate_up, self._down, self.weights = gate_up, down, weights
 
     @classmethod
+    def from_weights(cls, loader: WeightLoader, prefix: str, routing: Routing) -> ExpertMlp:
+        """Loads router and experts of a checkpoint. `prefix` is that of their names, e.g. `model.layers.0.mlp.`."""
+        parts = [
+            [f"{prefix}experts.{i}.{part}_proj.weight" for part in ("gate", "up", "down")]
+            for i in range(routing.num_experts)
+        ]
+        router = loader.load(f"{prefix}gate.weight")
+        if loader.is_quantized:
+            quantized = [(loader.quantize(g), loader.quantize(u), loader.quantize(d)) for g, u, d in parts]
+            return cls.from_quantized(routing, router, quantized)
+        mlp = cls.from_dense(routing, router, [(loader.load(g), loader.load(u), loader.load(d)) for g, u, d in parts])
+        loader.weights.update({f"{prefix}{name}": view for name, view in mlp.weights.items()})
+        return mlp
+
+    @classmethod
     def from_dense(
         cls, routing: Routing, router: Tensor, experts: Sequence[tuple[Tensor, Tensor, Tensor]]
-    ) -> "ExpertMlp":
+    ) -> ExpertMlp:
         """An expert is its gate, up and down projection: [I, H], [I, H] and [H, I]."""
         gates, ups, downs = zip(*experts, strict=True)
         fused, down_EHI = torch.cat([*gates, *ups]), torch.stack(downs)
@@ -60,18 +79,23 @@ class ExpertMlp:
         routing: Routing,
         router: Tensor,
         experts: Sequence[tuple[QuantizedWeight, QuantizedWeight, QuantizedWeight]],
-    ) -> "ExpertMlp":
+    ) -> ExpertMlp:
         """Like `from_dense`."""
         gates, ups, downs = zip(*experts, strict=True)
         gate_up, down = QuantizedLinear([*gates, *ups], None), QuantizedStack(downs)
         return cls(routing, router, gate_up=gate_up, down=down, weights={})
 
-    def __call__(self, x_NH: Tensor) -> Tensor:
+    def __call__(self, x_NH: Tensor, adapters: RowAdapters | None = None) -> Tensor:
+        """The outputs [N, H]. `adapters` are ignored: experts have none, see `models/adapter_targets.py`."""
         num = self._routing.num_experts
         # Columns of the fused product: gates of all experts, then ups of all experts.
         gate, up = self._gate_up(x_NH).view(x_NH.shape[0], 2, num, -1).unbind(1)
         inner_NEI = F.silu(gate) * up * self._weights_NE(x_NH).unsqueeze(-1)
         return torch.bmm(inner_NEI.transpose(0, 1), self._down().transpose(1, 2)).sum(0)
+
+    def projections(self) -> Iterator[Projection]:
+        """The linear layers that may have adapters: none."""
+        yield from ()
 
     def prepare(self) -> None:
         """Packs changed weights. See `PackedLinear`."""

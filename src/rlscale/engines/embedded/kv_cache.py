@@ -1,14 +1,33 @@
-"""Keys and values of the sequences of a decode batch, in memory that is allocated once.
+"""Keys and values of prompts, and of the sequences of a decode batch, in memory that is allocated once.
 
-Shape legend: L layers, R rows (sequences * key-value heads), S cached positions, D head dimension.
+Shape legend: L layers, R rows (sequences * key-value heads), S cached positions, D head dimension, P prompts, K
+key-value heads, T tokens of a padded prompt.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class PromptCache:
+    """All that decoding a prompt needs of its tokens: keys and values [L, 2, P, K, T, D].
+
+    Those of the padding are finite but undefined.
+    """
+
+    values: Tensor
+
+    def row(self, index: int) -> PromptCache:
+        """The part of one prompt."""
+        return PromptCache(self.values[:, :, index : index + 1])
+
+
 class KvCache:
-    """`values` is [L, 2 (keys, values), R, S, D]; `resize` changes S.
+    """`values` is [L, 2 (keys, values), R, S, D]; `resize` changes S. A slot is the rows of one sequence.
 
     A product over a part of each row would first copy that part, so the rows are contiguous and move when S changes.
     They move inside memory for the largest S, whose pages the system provides at the first write: freeing and
@@ -16,12 +35,45 @@ class KvCache:
     """
 
     def __init__(
-        self, shape: tuple[int, int, int, int], length: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        shape: tuple[int, int, int, int],
+        length: int,
+        *,
+        num_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        """Creates a cache of zeros. `shape` is (L, R, largest S, D); `length` is the initial S."""
+        """Creates a cache of zeros.
+
+        Args:
+            shape: (L, R, largest S, D).
+            length: the initial S.
+            num_heads: rows of a slot.
+        """
         self._num_layers, self._num_rows, self._limit, self._width = shape
+        self._num_heads = num_heads
         self._memory = torch.zeros(self._size(self._limit), dtype=dtype, device=device)
         self.values = self._view(length)
+
+    def rows(self, first: int, last: int | None = None) -> slice:
+        """Rows of the slots [first, last), one row per KV head. `last` None: only of `first`."""
+        return slice(first * self._num_heads, (first + 1 if last is None else last) * self._num_heads)
+
+    def place(self, first: int, last: int, prompt: PromptCache, *, length: int) -> None:
+        """Writes the first `length` tokens of one prompt into each slot of [first, last).
+
+        Adjacent slots are written by one operator: launching it costs more than its work.
+        """
+        rows = self.rows(first, last)
+        # Old values are masked, but 0 times NaN is NaN, so the values of earlier sequences are cleared.
+        self.values[:, :, rows, length:] = 0
+        self.values[:, :, rows, :length] = prompt.values[:, :, 0, :, :length].repeat(1, 1, last - first, 1, 1)
+
+    def move(self, source: int, target: int, *, used: int) -> None:
+        """Copies the first `used` positions of a slot to another one, whose other positions become 0."""
+        from_rows, to_rows = self.rows(source), self.rows(target)
+        self.values[:, :, to_rows, :used] = self.values[:, :, from_rows, :used]
+        self.values[:, :, to_rows, used:] = 0
 
     def resize(self, length: int, *, used: int) -> None:
         """Sets S to `length`. The first `used` rows keep the values that both lengths contain; new values are 0."""

@@ -60,7 +60,7 @@ class Prefiller:
         adapters = RowAdapters.from_rows(rows, device=device, repeat=padded, stacks=self._stacks)
         cache, logits = self._decoder.prefill(ids.to(device), lengths.to(device), images=images, adapters=adapters)
         for row, job in enumerate(jobs):
-            job.cache, job.logits = cache[:, :, row], logits[row]
+            job.cache, job.logits = cache.row(row), logits[row]
         if any(job.wants_routes for job in jobs):
             expert_ids = self._decoder.expert_ids()
             routes = expert_ids.view(num_rows, padded, *expert_ids.shape[1:]).numpy()

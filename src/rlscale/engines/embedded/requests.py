@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from rlscale.engines.embedded.kv_cache import PromptCache
 from rlscale.engines.embedded.row_adapters import LoraAdapter
 from rlscale.engines.embedded.sampling import RowParams
 from rlscale.engines.server.generate_request import Answer, GenerateRequest, PromptScores, VersionSpan
@@ -136,14 +137,14 @@ class Request:
 class PrefillJob:
     """Tokens to be computed once, and the sequences that continue from them.
 
-    `cache` [L, 2, K, T, D] and `logits` [V] are set by the prefill, and `routes` if requested.
+    `cache`, of this prompt, and `logits` [V] are set by the prefill, and `routes` if requested.
     """
 
     tokens: tuple[int, ...]
     sequences: deque[Sequence]
     adapter: LoraAdapter | None = None
     images: tuple[Image, ...] = ()
-    cache: Tensor | None = None
+    cache: PromptCache | None = None
     logits: Tensor | None = None
     wants_routes: bool = False
     routes: npt.NDArray[np.int16] | None = None  # of `tokens`: [T, L, experts of a token]

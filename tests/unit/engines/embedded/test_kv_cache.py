@@ -10,7 +10,7 @@ LAYERS, ROWS, LIMIT, WIDTH = 3, 5, 24, 4
 
 
 def cache(length: int) -> KvCache:
-    return KvCache((LAYERS, ROWS, LIMIT, WIDTH), length, dtype=torch.float32, device=torch.device("cpu"))
+    return KvCache((LAYERS, ROWS, LIMIT, WIDTH), length, num_heads=1, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def numbered(length: int) -> Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlscale.engines.embedded.attention import GroupedAttention
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer, BadRequest, Refused
 from rlscale.errors import WeightSyncError
@@ -324,15 +325,16 @@ def test_failing_step_fails_its_requests_with_500(open_scheduler: OpenScheduler)
     scheduler = open_scheduler()
     future = scheduler.submit(make_request(PROMPT, max_new_tokens=400, ignore_eos=True))
     wait_until_running(scheduler)
-    layer = scheduler._decoder._layers[0]
-    good = layer.output
-    run(scheduler, lambda: setattr(layer, "output", PackedLinear(torch.zeros(3, 3), None)))
+    attention = scheduler._decoder._layers[0].attention
+    assert isinstance(attention, GroupedAttention)
+    good = attention.output
+    run(scheduler, lambda: setattr(attention, "output", PackedLinear(torch.zeros(3, 3), None)))
     with pytest.raises(Refused, match="a decode step failed") as failure:
         future.result(timeout=10)
     assert failure.value.status == 500
     with pytest.raises(Refused, match="prefill failed"):
         generate(scheduler, PROMPT, max_new_tokens=4)
-    run(scheduler, lambda: setattr(layer, "output", good))
+    run(scheduler, lambda: setattr(attention, "output", good))
     assert len(generate(scheduler, PROMPT, max_new_tokens=4, ignore_eos=True)[0].output_ids) == 4
 
 
