@@ -1,4 +1,4 @@
-"""Writes random Qwen3 models with a few thousand parameters as Hugging Face folders."""
+"""Writes random models with a few thousand parameters as Hugging Face folders."""
 
 import string
 from pathlib import Path
@@ -21,6 +21,87 @@ FIGURES: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "pad_token_id": 0,
 }
+
+
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_SIGMOID: dict[str, Any] = {
+    "intermediate_size": 160,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
+_LATENT: dict[str, Any] = {
+    **_SIGMOID,
+    "num_key_value_heads": 4,
+    "head_dim": 8,  # transformers: width of the rotary part
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "glm4": {"intermediate_size": 160, "attention_bias": True},
+    "glm4_moe": {**_SIGMOID, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1},
+    # Values are wider than keys, and queries are not compressed.
+    "glm4_moe_lite": {**_LATENT, "v_head_dim": 28, "q_lora_rank": None},
+    "deepseek_v3": {
+        **_LATENT,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "kimi_k2": {**_LATENT, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "rope_parameters": _YARN},
+    "minimax_m2": {
+        "intermediate_size": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+    # The limit clamps some of the gates, and prompts exceed the window.
+    "gpt_oss": {
+        "intermediate_size": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "swiglu_limit": 0.5,
+        "rope_parameters": {**_YARN, "truncate": False},
+    },
+}
+"""`model_type` -> fields of a tiny model apart from `FIGURES`."""
+
+
+def write_tiny(folder: Path, *, family: str, seed: int = 0) -> Path:
+    """Writes model and tokenizer of one of `FAMILIES`. All tensors are random: norms, biases and sinks, too."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rlscale.models.transformers_aliases import register_aliases
+
+    register_aliases()
+    config = AutoConfig.for_model(family, **{**FIGURES, **FAMILIES[family]})
+    config._attn_implementation = "eager"  # the others do not know sinks
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.dim() > 1 and not name.endswith("_bias"):
+                tensor.mul_(3)
+            elif "inv_freq" not in name:
+                tensor.normal_(mean=float(name.endswith("norm.weight")), std=0.1)
+    model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
 
 
 def write_tiny_qwen3(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:

@@ -19,12 +19,13 @@ from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import fake_routes
 from rlscale.types import EngineAddress, RouteShape, SamplingParams
 from tests.contract.conftest import Target, Wire, open_embedded, open_fake, open_sglang
-from tests.tiny_model import write_tiny_qwen3_moe
+from tests.tiny_model import write_tiny, write_tiny_qwen3_moe
 
 SHAPE = RouteShape(num_layers=2, num_chosen=2, num_experts=4)
 PROMPT = [5, 9, 33, 7, 60, 2]
 OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
     "embedded": partial(open_embedded, write=write_tiny_qwen3_moe),
+    "gpt_oss": partial(open_embedded, write=partial(write_tiny, family="gpt_oss")),
     "fake": partial(open_fake, routes=SHAPE),
     "sglang": partial(open_sglang, write=write_tiny_qwen3_moe, returns_routes=True),
 }

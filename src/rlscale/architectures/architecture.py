@@ -148,6 +148,16 @@ class Architecture:
         return self.value_dim if self.is_latent else self.head_dim
 
     @property
+    def expanded_heads(self) -> int:
+        """Key-value heads in the cache of an engine that expands latents to the keys and values of every head."""
+        return self.num_heads if self.is_latent else self.num_kv_heads
+
+    @property
+    def expanded_width(self) -> int:
+        """Width of a head in such a cache: that of keys or of values, whichever is wider."""
+        return max(self.query_width, self.value_width)
+
+    @property
     def qk_norm_widths(self) -> tuple[int, int]:
         """Elements of the weights that normalise queries and keys."""
         if not self.wide_qk_norm:
@@ -160,9 +170,14 @@ class Architecture:
         return frozenset(name for name in ("attention_bias", "qk_norm") if not getattr(self, name))
 
     @property
+    def has_post_norms(self) -> bool:
+        """Whether the outputs of attention and MLP are normalised before they are added."""
+        return find_family(self.model_type).post_norms
+
+    @property
     def num_norms(self) -> int:
         """Norms of a layer over the whole hidden width."""
-        return 4 if find_family(self.model_type).post_norms else 2
+        return 4 if self.has_post_norms else 2
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts instead of a dense MLP."""
@@ -332,6 +347,11 @@ class Architecture:
         # A rank holds at least one key head.
         heads = max(1.0, self.num_kv_heads / ranks)
         return 2 * (self.num_layers - len(self.linear_layers)) * heads * self.head_dim * dtype_bytes
+
+    def expanded_cache_bytes_per_token(self, *, dtype_bytes: int) -> int:
+        """The same of an engine on one rank that expands latents, as the embedded engine does."""
+        per_layer = 2 * self.expanded_heads * self.expanded_width * dtype_bytes
+        return (self.num_layers - len(self.linear_layers)) * per_layer
 
 
 @cache

@@ -50,6 +50,10 @@ class Family:
     gate, and norms that scale by 1 + weight, as in Qwen3-Next."""
     wide_qk_norm: bool = False
     """Queries and keys are normalised over all heads together, as in MiniMax-M2. False: each head by itself."""
+    rotary_fraction: float | None = None
+    """Fraction of a head that is rotated unless `partial_rotary_factor` says otherwise. None: always the whole head."""
+    rotary_base: float = 10_000.0
+    """Base of the rotary frequencies unless `rope_theta` says otherwise."""
     post_norms: bool = False
     """The outputs of attention and MLP are normalised before they are added, as in GLM-4."""
     sinks: bool = False
@@ -91,6 +95,12 @@ class Family:
     def megatron(self) -> bool:
         """Megatron-core trains it."""
         return self.hf_names is not None
+
+    @property
+    def plain_layers(self) -> bool:
+        """Its layers are those of Llama, perhaps with biases and norms of queries and keys, or such with experts."""
+        others = self.latent_attention, self.sigmoid_experts, self.delta_net, self.wide_qk_norm, self.post_norms
+        return not any(others) and not self.sinks and self.rotary_fraction is None
 
 
 def find_family(model_type: object) -> Family:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from rlscale.models.decoder_config import DecoderConfig
 
+MAX_SCORES = 2**24
+"""Limit on the scores of attention with sinks that exist at a time."""
+
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """RMS norm over the last axis, times `weight`, which broadcasts."""
@@ -36,18 +39,41 @@ def split_heads(
     Args:
         qkv: queries, keys and values, concatenated.
         config: of the model.
-        norms: weights of the query and key norms, for models that have them. [D] each
-        cos, sin: rotary tables at each token's position. [N, 1, D]
+        norms: weights of the query and key norms, for models that have them. [D] each, or [H D] and [K D] over all
+            heads together
+        cos, sin: rotary tables at each token's position. [N, 1, rotary_dim]
     """
     a = config.architecture
+    if norms is not None and a.wide_qk_norm:
+        widths = [a.num_heads * a.head_dim, *[a.num_kv_heads * a.head_dim] * 2]
+        queries, keys, values = torch.split(qkv, widths, dim=1)
+        queries = rms_norm(queries, norms[0], eps=config.norm_eps)
+        keys = rms_norm(keys, norms[1], eps=config.norm_eps)
+        qkv, norms = torch.cat((queries, keys, values), dim=1), None
     qkv = qkv.view(-1, a.num_heads + 2 * a.num_kv_heads, a.head_dim)
     qk, v = torch.split(qkv, [a.num_heads + a.num_kv_heads, a.num_kv_heads], dim=1)
     if norms is not None:
         # Queries and keys together: with few rows a kernel launch costs more than its work.
         weights = (norms[0].expand(a.num_heads, -1), norms[1].expand(a.num_kv_heads, -1))
         qk = rms_norm(qk, torch.cat(weights), eps=config.norm_eps)
-    q, k = torch.split(_rotate(qk, cos, sin), [a.num_heads, a.num_kv_heads], dim=1)
+    if config.rotary_dim < a.head_dim:
+        rotated, kept = torch.split(qk, [config.rotary_dim, a.head_dim - config.rotary_dim], dim=-1)
+        qk = torch.cat((rotate(rotated, config, cos, sin), kept), dim=-1)
+    else:
+        qk = rotate(qk, config, cos, sin)
+    q, k = torch.split(qk, [a.num_heads, a.num_kv_heads], dim=1)
     return q, k, v
+
+
+def rotate(x: Tensor, config: DecoderConfig, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions of heads [N, H, rotary_dim], with the tables [N, 1, rotary_dim] of `rotary_tables`."""
+    if config.rotates_pairs:
+        turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+    else:
+        # Rotates dimension i with i + D / 2, as Hugging Face stores the weights.
+        low, high = x.chunk(2, dim=-1)
+        turned = torch.cat((-high, low), dim=-1)
+    return x * cos + turned * sin
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -56,30 +82,73 @@ def gated(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def attend_prompts(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of padded prompts: queries [P, H, T, D], keys and values [P, K, T, D] -> [P, H, T, D]."""
+def attend_prompts(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float | None = None) -> Tensor:
+    """Causal attention of padded prompts: queries [P, H, T, D], keys and values [P, K, T, D] -> [P, H, T, D].
+
+    Args:
+        queries, keys, values: of the heads.
+        scale: of the scores. None: D ** -0.5
+    """
     group_size = queries.shape[1] // keys.shape[1]
     keys, values = (x.repeat_interleave(group_size, dim=1) for x in (keys, values))
-    return F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
 
 
-def attend_cached(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def attend_prompts_with_sinks(
+    queries: Tensor, keys: Tensor, values: Tensor, *, sinks_H: Tensor, window: int | None
+) -> Tensor:
+    """Like `attend_prompts`; a logit per head takes part in each softmax and has no value, as in gpt-oss.
+
+    Args:
+        queries, keys, values: of the heads.
+        sinks_H: the logits, which are not scaled.
+        window: tokens that a query attends to, including its own; None: all before it.
+    """
+    num, num_heads, length, width = queries.shape
+    grouped = queries.reshape(num, keys.shape[1], -1, length, width)
+    keys, values, sinks = keys.unsqueeze(2), values.unsqueeze(2), sinks_H.view(1, keys.shape[1], -1, 1, 1)
+    out = torch.empty_like(grouped)
+    # Some queries at a time: all scores of a long prompt would not fit.
+    size = max(1, MAX_SCORES // (num * num_heads * length))
+    at_T = torch.arange(length, device=queries.device)
+    for rows in torch.split(at_T, size):
+        hidden = at_T > rows[:, None]
+        if window is not None:
+            hidden |= at_T <= rows[:, None] - window
+        scores = (grouped[..., rows, :] @ keys.transpose(-1, -2) * width**-0.5).masked_fill_(hidden, -torch.inf)
+        out[..., rows, :] = _softmax_with_sinks(scores, sinks) @ values
+    return out.view_as(queries)
+
+
+def attend_cached(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    scale: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attention of one token per row over the KV cache. [B K, H / K, D]
 
     Args:
         queries: the queries that share a key head are rows of one matrix. [B K, H / K, D]
         keys, values: [B K, S, D]
         mask: added to the scores, 0 or -inf. [B K, 1, S]
+        scale: of the scores. None: D ** -0.5
+        sinks: logits of `attend_prompts_with_sinks`. [B K, H / K, 1]
     """
     # Two batched matmuls are 2 to 3 times as fast as SDPA here on a CPU.
-    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=queries.shape[-1] ** -0.5)
-    return torch.bmm(torch.softmax(scores, dim=-1), values)
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
+    probs = torch.softmax(scores, dim=-1) if sinks is None else _softmax_with_sinks(scores, sinks)
+    return torch.bmm(probs, values)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    # Rotates dimension i with i + D / 2, as Hugging Face stores the weights.
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Softmax over the scores of a query and its sink, without the latter."""
+    both = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(both, dim=-1)[..., :-1]
 
 
 @lru_cache

@@ -125,7 +125,7 @@ def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, format_: Wei
     slots = max(1, min(config.rollout.num_slots, MAX_CACHED_TOKENS // length))
     # The cache has the dtype of the trainer's computation.
     dtype_bytes = format_.dtype_bytes
-    per_token = a.cache_bytes_per_token(dtype_bytes=dtype_bytes)
+    per_token = a.expanded_cache_bytes_per_token(dtype_bytes=dtype_bytes)
     logits = slots * a.vocab_size * (dtype_bytes + 2 * 4)
     on_cpu = config.cluster.device != Device.cuda
     packed = (a.parameters + (a.vocab_size * a.hidden_size if a.tied else 0)) * dtype_bytes if on_cpu else 0

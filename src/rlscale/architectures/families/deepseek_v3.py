@@ -57,4 +57,5 @@ FAMILY = Family(
     hf_names=_names(_COMPRESSED_QUERIES),
     plain_query_names=_names(_PLAIN_QUERIES),
     mtp=weights.NEXTN,
+    embedded=True,
 )

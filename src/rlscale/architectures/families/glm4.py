@@ -24,6 +24,7 @@ _POST_NORMS = (
 FAMILY = Family(
     name="glm4",
     implied={"use_qk_norm": False},
+    rotary_fraction=0.5,
     post_norms=True,
     hf_names=HfNames(
         before=(weights.EMBEDDING,),
@@ -34,4 +35,5 @@ FAMILY = Family(
     ),
     # RoPE rotates neighbouring pairs, not the two halves of a head.
     megatron_fields={"rotary_interleaved": True},
+    embedded=True,
 )

@@ -9,6 +9,7 @@ from rlscale.architectures.weight_names import HfNames
 FAMILY = Family(
     name="glm4_moe",
     sigmoid_experts=True,
+    rotary_fraction=0.5,
     hf_names=HfNames(
         before=(weights.EMBEDDING,),
         attention=(
@@ -25,5 +26,6 @@ FAMILY = Family(
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
     mtp=weights.NEXTN,
+    embedded=True,
     sglang_unties=True,
 )

@@ -32,6 +32,7 @@ FAMILY = Family(
     name="gpt_oss",
     implied={"num_shared_experts": 0, "first_k_dense_replace": 0, "norm_topk_prob": True},
     sinks=True,
+    rotary_base=150_000.0,
     hf_names=HfNames(
         before=(weights.EMBEDDING,),
         attention=(_SINKS, weights.QKV, weights.QKV_BIAS, weights.OUTPUT, _OUTPUT_BIAS, weights.INPUT_NORM),
@@ -45,4 +46,5 @@ FAMILY = Family(
         ),
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
+    embedded=True,
 )

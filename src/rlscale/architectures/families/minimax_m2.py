@@ -28,6 +28,8 @@ FAMILY = Family(
     },
     sigmoid_experts=True,
     wide_qk_norm=True,
+    rotary_fraction=1.0,
+    rotary_base=5_000_000.0,
     hf_names=HfNames(
         before=(weights.EMBEDDING,),
         attention=(weights.QKV, weights.OUTPUT, *_NORMS, weights.INPUT_NORM),
@@ -54,4 +56,5 @@ FAMILY = Family(
         ),
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
+    embedded=True,
 )

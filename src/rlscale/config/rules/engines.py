@@ -79,9 +79,7 @@ def sglang_supports_tied_embeddings(config: RunConfig) -> list[Problem]:
     if not find_family(family).sglang_unties or not architecture_field(config.model, "tie_word_embeddings"):
         return []
     rule = f"be false with rollout.engine=sglang and model.model_type={family}"
-    # The embedded engine ties them, but does not support every family.
-    fix = "choose rollout=embedded" if find_family(family).embedded else "set it to false"
-    fix += "; SGLang does not tie embedding and output layer in this family"
+    fix = "choose rollout=embedded, or set it to false; SGLang does not tie embedding and output layer in this family"
     return [Problem(path="model.tie_word_embeddings", rule=rule, value="true", fix=fix)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlscale.architectures.family import find_family
-from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP
+from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP, is_quantized
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.rollout import EngineKind, WeightPrecision
 from rlscale.config.problems import show
@@ -72,12 +72,25 @@ def int4_groups_divide_the_inputs(config: RunConfig) -> list[Problem]:
     precision = config.rollout.weight_precision
     if precision != WeightPrecision.int4 or not uses_engines(config):
         return []
-    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
+    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size", "q_lora_rank", "kv_lora_rank"):
         width = architecture_field(config.model, name)
         if width is not None and width % INT4_GROUP:
             rule = f"be fp8 or null where model.{name}={width} is no multiple of {INT4_GROUP}, the size of a group"
             return [_problem(precision, rule, "set it to fp8")]
     return []
+
+
+@rule
+def experts_are_quantised(config: RunConfig) -> list[Problem]:
+    """Layers are quantised by their names: experts with other names, most of the weights, would keep their dtype."""
+    precision, family = config.rollout.weight_precision, find_family(architecture_field(config.model, "model_type"))
+    if precision is None or not uses_engines(config) or family.hf_names is None:
+        return []
+    names = [name for weight in family.hf_names.expert for name in weight.numbered(layer=0, expert=0).hf]
+    if all(is_quantized(name) for name in names):
+        return []
+    rule = f"be null with model.model_type={family.name} (not supported yet: low precision of its experts)"
+    return [_problem(precision, rule, _REMOVE)]
 
 
 @rule

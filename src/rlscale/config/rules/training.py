@@ -172,6 +172,15 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
         problems.append(Problem(path=path, rule=f"{rule} with train.true_on_policy_mode", value=value, fix=fix))
 
     rollout = config.rollout
+    family = architecture_field(config.model, "model_type")
+    # An unknown family is checked when the trainer loads the model.
+    has_plain_layers = family is None or (
+        find_family(family).plain_layers and not architecture_field(config.model, "num_experts")
+    )
+    if not has_plain_layers:
+        rule = f"be false with model.model_type={family}"
+        fix = "set it to false; the trainer has the engine's kernels for dense models with the layers of Llama only"
+        problems.append(Problem(path="train.true_on_policy_mode", rule=rule, value="true", fix=fix))
     if config.train.backend != TrainBackendName.fsdp:
         fix = "choose train=fsdp; Megatron-core merges projections, which rounds differently"
         add("train.backend", "be fsdp", str(config.train.backend), fix)
@@ -179,9 +188,8 @@ def true_on_policy_mode_is_supported(config: RunConfig) -> list[Problem]:
         add("rollout.max_staleness", "be 0", show(rollout.max_staleness), "set it to 0; older weights change logprobs")
     if rollout.engine == EngineKind.embedded and not rollout.deterministic:
         add("rollout.deterministic", "be true", "false", "remove it")
-    if rollout.engine == EngineKind.sglang or uses_external_engines(config):
+    if has_plain_layers and (rollout.engine == EngineKind.sglang or uses_external_engines(config)):
         engine = EngineKind.external if uses_external_engines(config) else rollout.engine
-        family = architecture_field(config.model, "model_type")
         fix = "choose rollout=embedded; only its kernels can run in the trainer"
         if family is not None and not find_family(family).embedded:
             fix = f"set train.true_on_policy_mode=false; the embedded engine does not support model.model_type={family}"

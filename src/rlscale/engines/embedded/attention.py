@@ -6,6 +6,7 @@ H query heads, K key-value heads, D head dimension.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,7 @@ from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
 from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import DecoderConfig
-from rlscale.models.decoder_ops import attend_cached, attend_prompts, split_heads
+from rlscale.models.decoder_ops import attend_cached, attend_prompts, attend_prompts_with_sinks, split_heads
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class DecodePass:
     sin: Tensor
     write: Tensor  # [B * K] indices of the new keys in the flattened rows and positions of the cache
     mask: Tensor  # [B * K, 1, S] added to the scores: 0 or -inf
+    window_mask: Tensor  # the same in layers with a sliding window
     adapters: RowAdapters | None  # of the B rows
 
 
@@ -54,51 +56,97 @@ class Attention(Protocol):
         """The linear layers, which may have adapters."""
 
 
-class GroupedAttention:
-    """Grouped-query attention with rotary positions.
+class CachedAttention(ABC):
+    """Attention over keys and values that are stored for every token.
+
+    Heads in the cache have the wider of the widths of keys and values, and zeros in the remaining dimensions of the
+    others, which change no score: a product over a part of each row would first copy that part.
+
+    Args:
+        config: of the model.
+        index: of the layer among those with keys and values.
+        sinks: logit of each head that takes part in its softmax [H]; None: no such.
+        window: tokens that a token attends to, including itself; None: all before it.
+    """
+
+    output: Projection
+
+    def __init__(
+        self, config: DecoderConfig, *, index: int, sinks: Tensor | None = None, window: int | None = None
+    ) -> None:
+        self._config, self._index, self._sinks, self._window = config, index, sinks, window
+        a = config.architecture
+        self._heads, self._width, self._value_width = a.expanded_heads, a.expanded_width, a.value_width
+        self._scale = config.attention_scale  # None: that of the width of the cache
+
+    @abstractmethod
+    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [N, H, D], keys and values [N, K, D], of the width of the cache."""
+
+    def encode(self, x: Tensor, inputs: PromptPass, cache: PromptCache) -> Tensor:
+        """See `Attention`."""
+        num, length = inputs.num, inputs.length
+        q, k, v = self._project(x, inputs)
+        keys, values = cache.values[self._index]
+        keys.copy_(k.view(num, length, self._heads, self._width).transpose(1, 2))
+        values.copy_(v.reshape(num, length, self._heads, self._width).transpose(1, 2))
+        queries = q.view(num, length, -1, self._width).transpose(1, 2)
+        if self._sinks is None:
+            mixed = attend_prompts(queries, keys, values, scale=self._scale)
+        else:
+            sinks, window = self._sinks, self._window
+            mixed = attend_prompts_with_sinks(queries, keys, values, sinks_H=sinks, window=window)
+        return self._finish(mixed.transpose(1, 2).reshape(num * length, -1), inputs.adapters)
+
+    def step(self, x: Tensor, inputs: DecodePass, cache: KvCache) -> Tensor:
+        """See `Attention`."""
+        num = x.shape[0]
+        rows = num * self._heads
+        q, k, v = self._project(x, inputs)
+        keys, values = cache.values[self._index]
+        # A row of the cache is one sequence and one KV head: [B * K, S, D], flattened to [B * K * S, D].
+        keys.view(-1, self._width).index_copy_(0, inputs.write, k.reshape(rows, self._width))
+        values.view(-1, self._width).index_copy_(0, inputs.write, v.reshape(rows, self._width))
+        mask = inputs.mask if self._window is None else inputs.window_mask
+        sinks = None if self._sinks is None else self._sinks.view(self._heads, -1, 1).repeat(num, 1, 1)
+        queries = q.reshape(rows, -1, self._width)
+        mixed = attend_cached(queries, keys[:rows], values[:rows], mask, scale=self._scale, sinks=sinks)
+        return self._finish(mixed.view(num, -1), inputs.adapters)
+
+    @abstractmethod
+    def projections(self) -> Iterator[Projection]:
+        """See `Attention`."""
+
+    def _finish(self, mixed: Tensor, adapters: RowAdapters | None) -> Tensor:
+        if self._value_width < self._width:
+            mixed = mixed.view(len(mixed), -1, self._width)[..., : self._value_width].flatten(1)
+        return self.output(mixed, adapters)
+
+
+class GroupedAttention(CachedAttention):
+    """Grouped-query attention.
 
     Args:
         loader: of the weights.
         prefix: of their names, e.g. `model.layers.0.self_attn.`.
         config: of the model.
         index: of the layer among those with keys and values.
+        window: see `CachedAttention`.
     """
 
-    def __init__(self, loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int) -> None:
-        self._config, self._index = config, index
+    def __init__(
+        self, loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int, window: int | None = None
+    ) -> None:
+        super().__init__(config, index=index, sinks=loader.load_optional(f"{prefix}sinks"), window=window)
         self.qkv = loader.linear([f"{prefix}{part}_proj" for part in "qkv"])  # to (H + 2K) D
         query_norm, key_norm = (loader.load_optional(f"{prefix}{part}_norm.weight") for part in "qk")
         self._norms = None if query_norm is None or key_norm is None else (query_norm, key_norm)
         self.output = loader.linear([f"{prefix}o_proj"])
-
-    def encode(self, x: Tensor, inputs: PromptPass, cache: PromptCache) -> Tensor:
-        """See `Attention`."""
-        a, num, length = self._config.architecture, inputs.num, inputs.length
-        q, k, v = self._project(x, inputs)
-        keys, values = cache.values[self._index]
-        keys.copy_(k.view(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2))
-        values.copy_(v.reshape(num, length, a.num_kv_heads, a.head_dim).transpose(1, 2))
-        queries = q.view(num, length, a.num_heads, a.head_dim).transpose(1, 2)
-        mixed = attend_prompts(queries, keys, values)
-        return self.output(mixed.transpose(1, 2).reshape(num * length, -1), inputs.adapters)
-
-    def step(self, x: Tensor, inputs: DecodePass, cache: KvCache) -> Tensor:
-        """See `Attention`."""
-        a, num = self._config.architecture, x.shape[0]
-        rows = num * a.num_kv_heads
-        q, k, v = self._project(x, inputs)
-        keys, values = cache.values[self._index]
-        # A row of the cache is one sequence and one KV head: [B * K, S, D], flattened to [B * K * S, D].
-        keys.view(-1, a.head_dim).index_copy_(0, inputs.write, k.reshape(rows, a.head_dim))
-        values.view(-1, a.head_dim).index_copy_(0, inputs.write, v.reshape(rows, a.head_dim))
-        mixed = attend_cached(q.reshape(rows, a.group_size, a.head_dim), keys[:rows], values[:rows], inputs.mask)
-        return self.output(mixed.view(num, -1), inputs.adapters)
 
     def projections(self) -> Iterator[Projection]:
         """See `Attention`."""
         yield from (self.qkv, self.output)
 
     def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N, H, D], keys and values [N, K, D]."""
         qkv = self.qkv(x, inputs.adapters)
         return split_heads(qkv, self._config, norms=self._norms, cos=inputs.cos, sin=inputs.sin)

@@ -29,7 +29,7 @@ class DecodeBatch:
         self.length, self.num_slots = length, num_slots
         self._decoder, self._deterministic = decoder, deterministic
         self._workspace = workspace or Workspace()
-        self._num_heads = decoder.architecture.num_kv_heads
+        self._num_heads = decoder.architecture.expanded_heads
         shortest = length if deterministic else min(length, GROWTH)
         self._cache = decoder.new_cache(num_slots, length, shortest)
         self._make_mask(shortest)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlscale.architectures.family import find_family
 from rlscale.engines.embedded.attention import DecodePass, PromptPass
-from rlscale.engines.embedded.decoder_layer import DecoderLayer, HiddenNorm, PackedModule
+from rlscale.engines.embedded.decoder_layer import DecoderLayer, PackedModule
+from rlscale.engines.embedded.hidden_norm import HiddenNorm
 from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
 from rlscale.engines.embedded.vision_tower import ImageInput, VisionTower, rotate_by_rows
@@ -70,9 +71,9 @@ class Decoder:
 
     def new_cache(self, num_rows: int, limit: int, length: int) -> KvCache:
         """An empty cache for `num_rows` sequences, with `length` positions now and at most `limit` later."""
-        a = self.architecture
-        shape = (a.num_layers, num_rows * a.num_kv_heads, limit, a.head_dim)
-        return KvCache(shape, length, num_heads=a.num_kv_heads, dtype=self.dtype, device=self.device)
+        a, heads = self.architecture, self.architecture.expanded_heads
+        shape = (a.num_layers, num_rows * heads, limit, a.expanded_width)
+        return KvCache(shape, length, num_heads=heads, dtype=self.dtype, device=self.device)
 
     def add_tower(self, tower: VisionTower) -> None:
         """Adds the vision tower of a model with images; its weights are updated with those of the decoder."""
@@ -106,7 +107,6 @@ class Decoder:
         adapters: RowAdapters | None = None,
     ) -> tuple[PromptCache, Tensor]:
         """The cache of padded prompts, as `prefill`, and their hidden states [P * T, hidden], for `logits`."""
-        a = self.architecture
         num, length = ids_PT.shape
         x = F.embedding(ids_PT.reshape(-1), self._embedding)
         cos = self._cos[:length].repeat(num, 1).unsqueeze(1)
@@ -119,11 +119,9 @@ class Decoder:
             sin[used, 0] = rotate_by_rows(self._sin, given.positions, self.tower.rotary_rows)
             x[first + given.rows] = given.features
             added.append((first + given.rows, given.deepstack))
-        cache = PromptCache(
-            torch.empty(
-                (a.num_layers, 2, num, a.num_kv_heads, length, a.head_dim), dtype=self.dtype, device=self.device
-            )
-        )
+        a = self.architecture
+        shape = (a.num_layers, 2, num, a.expanded_heads, length, a.expanded_width)
+        cache = PromptCache(torch.empty(shape, dtype=self.dtype, device=self.device))
         inputs = PromptPass(num=num, length=length, cos=cos, sin=sin, adapters=adapters)
         for i, layer in enumerate(self._layers):
             x = layer.encode(x, inputs, cache)
@@ -152,10 +150,21 @@ class Decoder:
         """
         x = F.embedding(ids_B, self._embedding)
         cos, sin = self._cos[positions_B].unsqueeze(1), self._sin[positions_B].unsqueeze(1)
-        inputs = DecodePass(cos=cos, sin=sin, write=write, mask=mask, adapters=adapters)
+        near = self._window_mask(write, mask)
+        inputs = DecodePass(cos=cos, sin=sin, write=write, mask=mask, window_mask=near, adapters=adapters)
         for layer in self._layers:
             x = layer.step(x, inputs, cache)
         return self.logits(x)
+
+    def _window_mask(self, write: Tensor, mask: Tensor) -> Tensor:
+        """`mask` with positions before the sliding window of each row hidden, for layers that have one."""
+        if not self.config.window_layers:
+            return mask
+        length = mask.shape[-1]
+        # A row writes the position of its newest token, and the window ends there.
+        first = write.remainder(length) - self.architecture.window + 1
+        hidden = torch.arange(length, device=mask.device) < first[:, None]
+        return mask.masked_fill(hidden.unsqueeze(1), -torch.inf)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, hidden]."""

@@ -9,11 +9,13 @@ from torch import Tensor
 from rlscale.engines.embedded.attention import Attention, DecodePass, GroupedAttention, PromptPass
 from rlscale.engines.embedded.dense_mlp import DenseMlp
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
+from rlscale.engines.embedded.hidden_norm import HiddenNorm
 from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
+from rlscale.engines.embedded.latent_attention import ExpandedLatentAttention
+from rlscale.engines.embedded.load_mlp import load_mlp
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
 from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import DecoderConfig
-from rlscale.models.decoder_ops import rms_norm
 from rlscale.models.packed_linear import PackedLinear
 
 Norm = Callable[[Tensor], Tensor]
@@ -21,18 +23,8 @@ PackedModule = Projection | PackedLinear | DenseMlp | ExpertMlp
 """A part with packed weights: it has `prepare` and `forget`."""
 
 
-class HiddenNorm:
-    """RMS norm over the hidden width, times a weight."""
-
-    def __init__(self, weight: Tensor, *, eps: float) -> None:
-        self._weight, self._eps = weight, eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self._weight, eps=self._eps)
-
-
 class DecoderLayer:
-    """`x + attention(norm x)`, then `x + mlp(norm x)`.
+    """`x + attention(norm x)`, then `x + mlp(norm x)`. GLM-4 also normalises both summands.
 
     Args:
         loader: of the weights.
@@ -42,24 +34,29 @@ class DecoderLayer:
     """
 
     def __init__(self, loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int) -> None:
-        eps = config.norm_eps
-        self._input_norm: Norm = HiddenNorm(loader.load(f"{prefix}input_layernorm.weight"), eps=eps)
-        self.attention: Attention = GroupedAttention(loader, f"{prefix}self_attn.", config, index=index)
-        self._mlp_norm: Norm = HiddenNorm(loader.load(f"{prefix}post_attention_layernorm.weight"), eps=eps)
-        self._mlp = _load_mlp(loader, f"{prefix}mlp.", config)
+        def load_norm(name: str) -> Norm:
+            return HiddenNorm(loader.load(f"{prefix}{name}.weight"), eps=config.norm_eps)
+
+        self._input_norm = load_norm("input_layernorm")
+        self.attention = _load_attention(loader, f"{prefix}self_attn.", config, index=index)
+        self._mlp_norm = load_norm("post_attention_layernorm")
+        self._mlp = load_mlp(loader, prefix, config, index=index)
+        self._post_norms: tuple[Norm, Norm] | None = None
+        if config.architecture.has_post_norms:
+            self._post_norms = load_norm("post_self_attn_layernorm"), load_norm("post_mlp_layernorm")
 
     def encode(self, x: Tensor, inputs: PromptPass, cache: PromptCache) -> Tensor:
         """The hidden states [P * T, hidden] of padded prompts after this layer; fills its part of `cache`."""
-        return self._add_mlp(x + self.attention.encode(self._input_norm(x), inputs, cache), inputs.adapters)
+        return self._add(x, self.attention.encode(self._input_norm(x), inputs, cache), inputs.adapters)
 
     def step(self, x: Tensor, inputs: DecodePass, cache: KvCache) -> Tensor:
         """The hidden states [B, hidden] of one more token in each row; writes its part of `cache`."""
-        return self._add_mlp(x + self.attention.step(self._input_norm(x), inputs, cache), inputs.adapters)
+        return self._add(x, self.attention.step(self._input_norm(x), inputs, cache), inputs.adapters)
 
     @property
     def expert_ids(self) -> Tensor | None:
         """Experts of each token of the last pass, in any order [N, K]; None without experts."""
-        return self._mlp.expert_ids_NK if isinstance(self._mlp, ExpertMlp) else None
+        return self._mlp.expert_ids if isinstance(self._mlp, ExpertMlp) else None
 
     def projections(self) -> Iterator[Projection]:
         """The linear layers that may have adapters."""
@@ -71,12 +68,18 @@ class DecoderLayer:
         yield from self.attention.projections()
         yield self._mlp
 
-    def _add_mlp(self, x: Tensor, adapters: RowAdapters | None) -> Tensor:
-        return x + self._mlp(self._mlp_norm(x), adapters)
+    def _add(self, x: Tensor, mixed: Tensor, adapters: RowAdapters | None) -> Tensor:
+        """Adds the output of attention, then that of the MLP."""
+        if self._post_norms is None:
+            x = x + mixed
+            return x + self._mlp(self._mlp_norm(x), adapters)
+        attention_norm, mlp_norm = self._post_norms
+        x = x + attention_norm(mixed)
+        return x + mlp_norm(self._mlp(self._mlp_norm(x), adapters))
 
 
-def _load_mlp(loader: WeightLoader, prefix: str, config: DecoderConfig) -> DenseMlp | ExpertMlp:
-    # A model may have experts in some layers only.
-    if config.routing is None or f"{prefix}gate.weight" not in loader:
-        return DenseMlp.from_weights(loader, prefix)
-    return ExpertMlp.from_weights(loader, prefix, config.routing)
+def _load_attention(loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int) -> Attention:
+    if config.architecture.is_latent:
+        return ExpandedLatentAttention(loader, prefix, config, index=index)
+    window = config.architecture.window if index in config.window_layers else None
+    return GroupedAttention(loader, prefix, config, index=index, window=window)

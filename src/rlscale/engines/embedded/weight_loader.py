@@ -16,6 +16,9 @@ from rlscale.models.packed_linear import PackedLinear
 from rlscale.models.quantized_linear import QuantizedLinear
 from rlscale.models.quantized_weights import QuantizedWeight
 
+FLOAT32 = "e_score_correction_bias"
+"""End of the names of tensors that are in float32 whatever the dtype of the weights is."""
+
 
 class WeightLoader:
     """Copies tensors by their Hugging Face names, each once. Used while a decoder is built, and then discarded.
@@ -54,13 +57,18 @@ class WeightLoader:
         """Loads a tensor. Raises ValueError if the checkpoint does not have it."""
         if name not in self._source:
             raise ValueError(f"weights must contain {name}; the checkpoint is incomplete or of another architecture")
+        dtype = torch.float32 if name.endswith(FLOAT32) else self._dtype
         # A copy: weight updates write into the tensor, which must not share memory with the caller's.
-        self.weights[name] = self._source.pop(name).detach().to(self._device, self._dtype, copy=True).contiguous()
+        self.weights[name] = self._source.pop(name).detach().to(self._device, dtype, copy=True).contiguous()
         return self.weights[name]
 
     def load_optional(self, name: str) -> Tensor | None:
         """Loads a tensor; None if the checkpoint does not have it."""
         return self.load(name) if name in self._source else None
+
+    def replace(self, names: Sequence[str], views: Sequence[Tensor]) -> None:
+        """Makes views into a joined tensor the live tensors of these names."""
+        self.weights.update(zip(names, views, strict=True))
 
     def skip(self, name: str) -> None:
         """Counts a tensor as loaded that another one stands for."""
@@ -91,8 +99,7 @@ class WeightLoader:
             return parts[0]
         # Updates write into the views, so the names point into the fused matrix from now on.
         fused = torch.cat(parts)
-        views = torch.split(fused, [part.shape[0] for part in parts])
-        self.weights.update(zip(names, views, strict=True))
+        self.replace(names, torch.split(fused, [part.shape[0] for part in parts]))
         return fused
 
     def _fuse_optional(self, names: Sequence[str]) -> Tensor | None:

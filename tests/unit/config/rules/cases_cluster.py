@@ -256,7 +256,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "sglang_supports_tied_embeddings",
         {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": True},
-        "got true; set it to false; SGLang does not tie embedding and output layer in this family",
+        "got true; choose rollout=embedded, or set it to false; SGLang does not tie embedding and output layer in this "
+        "family",
         {**SGLANG, "model.model_type": "glm4_moe", "model.tie_word_embeddings": False},
     ),
     (

@@ -49,15 +49,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "engine_supports_the_model",
-        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "glm4"},
-        "rollout.engine must be sglang or external with model.model_type=glm4, got embedded; choose rollout=sglang",
-        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_moe"},
-    ),
-    (
-        "engine_supports_the_model",
-        {"model.build": "tiny_deepseek_v3"},
-        "rollout.engine must be sglang or external with model.model_type=deepseek_v3, got embedded; choose rollout=",
-        {"model.build": "tiny_deepseek_v3", "rollout.engine": "sglang"},
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "mixtral"},
+        "rollout.engine must be sglang or external with model.model_type=mixtral, got embedded; choose rollout=sglang",
+        {"model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "gpt_oss"},
     ),
     (
         "ranks_divide_key_heads_with_wide_norms",

@@ -11,12 +11,8 @@ SHARED: Values = {
 
 SGLANG_ADAPTERS: Values = {"train.lora.rank": 8, "train.lora.sync": "adapter", "rollout.engine": "sglang"}
 
-SINKS: Values = {
-    "train.backend": "fsdp",
-    "model.build": None,
-    "model.hf_checkpoint": "/m",
-    "model.model_type": "gpt_oss",
-}
+CHECKPOINT: Values = {"train.backend": "fsdp", "model.build": None, "model.hf_checkpoint": "/m"}
+SINKS: Values = {**CHECKPOINT, "model.model_type": "gpt_oss"}
 
 CASES: list[tuple[str, Values, str, Values]] = [
     (
@@ -222,9 +218,22 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         # rollout=embedded would be refused in turn.
         "true_on_policy_mode_is_supported",
-        {**SGLANG, "train.true_on_policy_mode": True, "model.build": None, "model.model_type": "deepseek_v3"},
-        "got sglang; set train.true_on_policy_mode=false; the embedded engine does not support model.model_type=deep",
-        {**SGLANG, "model.build": None, "model.model_type": "deepseek_v3"},
+        {**SGLANG, "train.true_on_policy_mode": True, "model.build": None, "model.model_type": "mixtral"},
+        "got sglang; set train.true_on_policy_mode=false; the embedded engine does not support model.model_type=mix",
+        {**SGLANG, "model.build": None, "model.model_type": "mixtral"},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, **CHECKPOINT, "model.model_type": "glm4"},
+        "train.true_on_policy_mode must be false with model.model_type=glm4, got true; set it to false; the trainer "
+        "has the engine's kernels for dense models with the layers of Llama only",
+        {"train.true_on_policy_mode": True, **CHECKPOINT, "model.model_type": "llama"},
+    ),
+    (
+        "true_on_policy_mode_is_supported",
+        {"train.true_on_policy_mode": True, "model.build": "tiny_qwen3_moe"},
+        "train.true_on_policy_mode must be false with model.model_type=qwen3_moe, got true",
+        {"model.build": "tiny_qwen3_moe"},
     ),
     (
         "true_on_policy_mode_is_supported",

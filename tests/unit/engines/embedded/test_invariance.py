@@ -1,6 +1,8 @@
 """The bits of an answer depend only on weights, prompt, parameters and seed, not on concurrent requests."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import torch
 
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.server.generate_request import Answer
-from tests.tiny_model import EOS_ID, VOCAB_SIZE, write_tiny_qwen3_moe
+from rlscale.models.hf_models import load_causal_lm
+from tests.tiny_model import EOS_ID, FAMILIES, VOCAB_SIZE, write_tiny, write_tiny_qwen3, write_tiny_qwen3_moe
 from tests.unit.engines.embedded.conftest import OpenScheduler, generate, make_request
 
 Spec = dict[str, Any]
@@ -65,12 +68,18 @@ def test_alone_among_others_and_in_any_order(open_scheduler: OpenScheduler, orde
     assert submit_in_order(scheduler, shuffled) == alone
 
 
+OTHER_MODELS: dict[str, Callable[[Path], Path]] = {
+    "qwen3_moe": write_tiny_qwen3_moe,
+    **{name: partial(write_tiny, family=name) for name in FAMILIES},
+}
+
+
+@pytest.mark.parametrize("family", OTHER_MODELS)
 @pytest.mark.slow
-def test_experts_do_not_depend_on_other_rows(
-    open_scheduler: OpenScheduler, order: list[int], tmp_path_factory: pytest.TempPathFactory
+def test_other_layers_do_not_depend_on_other_rows(
+    open_scheduler: OpenScheduler, order: list[int], tmp_path: Path, family: str
 ) -> None:
-    path = write_tiny_qwen3_moe(tmp_path_factory.mktemp("experts"))
-    scheduler = open_scheduler(path=path)
+    scheduler = open_scheduler(path=OTHER_MODELS[family](tmp_path))
     alone = {i: bits(generate(scheduler, **spec)) for i, spec in enumerate(specs())}
     assert submit_in_order(scheduler, order) == alone
     assert submit_in_order(scheduler, order[::-1]) == alone
@@ -99,15 +108,16 @@ def test_an_interrupted_answer_continues_with_the_same_tokens(open_scheduler: Op
     assert continuation.logprobs == pytest.approx(whole.logprobs[6:], abs=1e-5)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(
+    ("family", "deterministic"), [("qwen3", True), *((name, False) for name in ("qwen3", *OTHER_MODELS))]
+)
 @pytest.mark.slow
 def test_logprobs_are_those_of_transformers(
-    open_scheduler: OpenScheduler, model_path: Path, deterministic: bool
+    open_scheduler: OpenScheduler, tmp_path: Path, family: str, deterministic: bool
 ) -> None:
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    scheduler = open_scheduler(deterministic=deterministic)
+    path = {"qwen3": write_tiny_qwen3, **OTHER_MODELS}[family](tmp_path)
+    model = load_causal_lm(str(path), dtype=torch.float32, attn_implementation="eager")
+    scheduler = open_scheduler(path=path, deterministic=deterministic)
     order = list(range(len(specs())))
     for i, answers in submit_in_order(scheduler, order).items():
         spec = specs()[i]

@@ -1,6 +1,7 @@
 """Engines with quantised weights compute with exactly their dequantised values, and follow every weight sync."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rlscale.engines.embedded.named_weights import NamedWeights
 from rlscale.engines.server.generate_request import BadRequest
 from rlscale.models.quantized_weights import QuantizedWeight, quantize_weights
 from rlscale.weights.buckets import describe_bucket
-from tests.tiny_model import write_tiny_qwen3, write_tiny_qwen3_moe
+from tests.tiny_model import write_tiny, write_tiny_qwen3, write_tiny_qwen3_moe
 from tests.unit.engines.embedded.conftest import no_transformers
 
 WriteModel = Callable[..., Path]
@@ -25,6 +26,8 @@ CASES = [
     (write_tiny_qwen3, WeightPrecision.fp8),
     (write_tiny_qwen3, WeightPrecision.int4),
     (write_tiny_qwen3_moe, WeightPrecision.fp8),
+    (partial(write_tiny, family="kimi_k2"), WeightPrecision.fp8),
+    (partial(write_tiny, family="glm4"), WeightPrecision.int4),
 ]
 
 
