@@ -47,6 +47,22 @@ _LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    # A norm multiplies rounding errors of outputs near 0, those of transformers included, by up to 1 / sqrt(eps).
+    "rms_norm_eps": 1e-2,
+}
+_GATED_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"intermediate_size": 160, "attention_bias": True},
     "glm4_moe": {**_SIGMOID, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1},
@@ -77,6 +93,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "swiglu_limit": 0.5,
         "rope_parameters": {**_YARN, "truncate": False},
     },
+    "qwen3_next": {**_DELTA, **_GATED_EXPERTS, "intermediate_size": 160, "mlp_only_layers": [2]},
+    "qwen3_5_text": {**_DELTA, "intermediate_size": 160, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": {**_DELTA, **_GATED_EXPERTS},
 }
 """`model_type` -> fields of a tiny model apart from `FIGURES`."""
 

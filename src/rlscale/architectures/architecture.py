@@ -179,6 +179,16 @@ class Architecture:
         """Norms of a layer over the whole hidden width."""
         return 4 if self.has_post_norms else 2
 
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values; the others have linear attention."""
+        return self.num_layers - len(self.linear_layers)
+
+    def state_index(self, layer: int) -> int:
+        """Index of a layer among those with linear attention, or else among the others."""
+        before = sum(other < layer for other in self.linear_layers)
+        return before if layer in self.linear_layers else layer - before
+
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts instead of a dense MLP."""
         return self.num_experts > 0 and layer not in self.dense_layers
@@ -319,7 +329,7 @@ class Architecture:
         recurrence = 0 if self.delta is None else len(self.linear_layers) * self.delta.flops_per_token
         return ForwardCost(
             per_token=2 * (self.active_parameters - self.root_parameters - self.tower_block_parameters) + recurrence,
-            per_pair=2 * (self.num_layers - len(self.linear_layers)) * self.num_heads * widths,
+            per_pair=2 * self.num_attention_layers * self.num_heads * widths,
             per_logit_row=2 * self.vocab_size * self.hidden_size,
             window=self.window,
             window_share=self.num_window_layers / self.num_layers,
@@ -346,12 +356,16 @@ class Architecture:
             return self.num_layers * (self.kv_rank + self.rope_dim) * dtype_bytes
         # A rank holds at least one key head.
         heads = max(1.0, self.num_kv_heads / ranks)
-        return 2 * (self.num_layers - len(self.linear_layers)) * heads * self.head_dim * dtype_bytes
+        return 2 * self.num_attention_layers * heads * self.head_dim * dtype_bytes
 
     def expanded_cache_bytes_per_token(self, *, dtype_bytes: int) -> int:
         """The same of an engine on one rank that expands latents, as the embedded engine does."""
         per_layer = 2 * self.expanded_heads * self.expanded_width * dtype_bytes
-        return (self.num_layers - len(self.linear_layers)) * per_layer
+        return self.num_attention_layers * per_layer
+
+    def state_bytes(self, *, dtype_bytes: int) -> int:
+        """Bytes of the states of linear attention of one sequence, on one rank. The same for every length."""
+        return 0 if self.delta is None else len(self.linear_layers) * self.delta.state_bytes(dtype_bytes=dtype_bytes)
 
 
 @cache

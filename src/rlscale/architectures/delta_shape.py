@@ -36,6 +36,20 @@ class DeltaShape:
         """Operations of the recurrence: the state is read for the correction, written, and read for the output."""
         return 3 * 2 * self.value_heads * self.key_width * self.value_width
 
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return sum(self.parts[:3])
+
+    def state_bytes(self, *, dtype_bytes: int) -> int:
+        """Bytes that an engine keeps of one sequence in one layer.
+
+        Args:
+            dtype_bytes: of the inputs of the convolution. The matrices of the heads are in float32.
+        """
+        window = (self.conv_width - 1) * self.channels
+        return dtype_bytes * window + 4 * self.value_heads * self.key_width * self.value_width
+
     def named_shapes(self, hidden: int, *, by_head: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Names in the module `linear_attn` of transformers, and shapes.
 

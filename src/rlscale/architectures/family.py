@@ -66,6 +66,9 @@ class Family:
     vision: VisionFamily | None = None
     """Images in prompts. None: text only."""
 
+    unused_prefixes: tuple[str, ...] = ()
+    """Prefixes of tensors in published checkpoints that rlscale neither trains nor generates with."""
+
     # Megatron-core
     hf_names: HfNames | None = None
     """Weights under both names. None: Megatron-core does not train this family."""

@@ -12,7 +12,7 @@ import torch
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.architectures.family import Family, find_family, names_with
-from rlscale.architectures.hf_config import hf_fields
+from rlscale.architectures.hf_config import flat_config, hf_fields
 
 USE_SGLANG = "serve this model with SGLang (rollout.engine=sglang in a run)"
 
@@ -48,7 +48,7 @@ class ClampedGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderConfig:
-    """A decoder: rotary positions, grouped-query or latent attention, and a gated SiLU MLP or experts.
+    """A decoder: rotary positions, grouped-query or latent attention or gated delta nets, a gated SiLU MLP or experts.
 
     Example:
         config = DecoderConfig.from_config_json(json.loads(Path("config.json").read_text()))
@@ -74,10 +74,7 @@ class DecoderConfig:
             ValueError: the embedded engine does not run such a model; the message names the key.
         """
         family = find_family(config.get("model_type"))
-        if family.vision is not None:
-            # The decoder's fields are those of `text_config`; the tower reads its own.
-            text = {name: value for name, value in (config.get("text_config") or {}).items() if name != "model_type"}
-            config = {**text, **config}
+        config = flat_config(config)
         if not family.embedded:
             known = ", ".join(names_with("embedded"))
             raise ValueError(f"model_type must be one of {known}, got {family.name}; {USE_SGLANG}")
@@ -101,6 +98,11 @@ class DecoderConfig:
             window_layers=_window_layers(config) if family.sinks else frozenset(),
             raw=dict(config),
         )
+
+    @property
+    def has_zero_centered_norms(self) -> bool:
+        """Whether norms of hidden states scale by 1 + weight."""
+        return self.architecture.delta is not None
 
     @property
     def attention_scale(self) -> float | None:

@@ -8,6 +8,7 @@ heads, D head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -18,6 +19,9 @@ from rlscale.models.decoder_config import DecoderConfig
 
 MAX_SCORES = 2**24
 """Limit on the scores of attention with sinks that exist at a time."""
+
+VECTORS = 64
+"""Elements of two vectors of bfloat16 of 512 bits. A multiple of those of other types and processors."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
@@ -56,13 +60,17 @@ def split_heads(
         # Queries and keys together: with few rows a kernel launch costs more than its work.
         weights = (norms[0].expand(a.num_heads, -1), norms[1].expand(a.num_kv_heads, -1))
         qk = rms_norm(qk, torch.cat(weights), eps=config.norm_eps)
-    if config.rotary_dim < a.head_dim:
-        rotated, kept = torch.split(qk, [config.rotary_dim, a.head_dim - config.rotary_dim], dim=-1)
-        qk = torch.cat((rotate(rotated, config, cos, sin), kept), dim=-1)
-    else:
-        qk = rotate(qk, config, cos, sin)
+    qk = rotate_first(qk, config, cos, sin)
     q, k = torch.split(qk, [a.num_heads, a.num_kv_heads], dim=1)
     return q, k, v
+
+
+def rotate_first(x: Tensor, config: DecoderConfig, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions of the first `rotary_dim` dimensions of heads [N, H, D]. See `rotate`."""
+    width = config.rotary_dim
+    if width == x.shape[-1]:
+        return rotate(x, config, cos, sin)
+    return torch.cat((rotate(x[..., :width], config, cos, sin), x[..., width:]), dim=-1)
 
 
 def rotate(x: Tensor, config: DecoderConfig, cos: Tensor, sin: Tensor) -> Tensor:
@@ -74,6 +82,21 @@ def rotate(x: Tensor, config: DecoderConfig, cos: Tensor, sin: Tensor) -> Tensor
         low, high = x.chunk(2, dim=-1)
         turned = torch.cat((-high, low), dim=-1)
     return x * cos + turned * sin
+
+
+def in_whole_vectors(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Applies a function of elements so that the bits of a row do not depend on its place among the rows.
+
+    Args:
+        function: of tensors whose last dimensions are equal.
+        inputs: its arguments.
+    """
+    # On a CPU torch computes elements in pairs of vectors, and those that remain at the end by other code.
+    width = inputs[0].shape[-1]
+    padding = -width % VECTORS
+    if not padding:
+        return function(*inputs)
+    return function(*(F.pad(each, (0, padding)) for each in inputs))[..., :width]
 
 
 def gated(gate_up: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def _embedded(config: RunConfig, a: Architecture, lengths: Lengths, format_: Wei
         kind=EngineKind.embedded,
         gpus=1,
         weights=format_.model_bytes(a),
-        cache=slots * length * per_token,
+        cache=slots * (length * per_token + a.state_bytes(dtype_bytes=dtype_bytes)),
         scratch=logits + packed,
         cache_tokens=slots * length,
         bytes_per_token=per_token,

@@ -172,6 +172,9 @@ def test_layers_with_linear_attention_have_no_cache_and_a_state(tmp_path: Path) 
     # Of each kind the first layer, and how many there are.
     assert a.kinds == {0: 2, 1: 1, 3: 1} and a.count_kinds(1, 4) == {0: 1, 1: 1, 3: 1}
     assert a.cache_bytes_per_token(dtype_bytes=2) == 2 * 1 * 2 * 16 * 2
+    # In three layers: three inputs of the convolution, and a matrix in float32 for each head.
+    assert a.state_bytes(dtype_bytes=2) == 3 * (2 * 3 * (2 * 2 * 8 + 6 * 10) + 4 * 6 * 8 * 10)
+    assert [a.state_index(layer) for layer in range(4)] == [0, 1, 2, 0]
     cost, layers = a.forward_cost, a.active_parameters - a.root_parameters
     assert cost.per_pair == 2 * 1 * 4 * 2 * 16
     # Three products with each element of the state, of six heads in three layers.

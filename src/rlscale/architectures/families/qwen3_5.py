@@ -1,11 +1,7 @@
 """Qwen3.5 as published, with a vision tower, of which only the decoder is trained."""
 
-from rlscale.architectures.families.qwen3_5_text import NAMES
-from rlscale.architectures.family import Family
+from dataclasses import replace
 
-FAMILY = Family(
-    name="qwen3_5",
-    implied={"use_qk_norm": True},
-    delta_net=True,
-    hf_names=NAMES.moved("model.language_model."),
-)
+from rlscale.architectures.families import qwen3_5_text
+
+FAMILY = replace(qwen3_5_text.FAMILY, name="qwen3_5", hf_names=qwen3_5_text.NAMES.moved("model.language_model."))

@@ -12,4 +12,12 @@ NAMES = HfNames(
     after=(weights.FINAL_NORM, weights.HEAD),
 )
 
-FAMILY = Family(name="qwen3_5_text", implied={"use_qk_norm": True}, delta_net=True, hf_names=NAMES)
+FAMILY = Family(
+    name="qwen3_5_text",
+    implied={"use_qk_norm": True},
+    delta_net=True,
+    rotary_fraction=0.25,
+    unused_prefixes=("model.visual.", "mtp."),
+    hf_names=NAMES,
+    embedded=True,
+)

@@ -7,7 +7,7 @@ from rlscale.architectures.hf_config import read_hf_fields
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
 from rlscale.config.problems import show
-from rlscale.config.rules.conditions import uses_megatron
+from rlscale.config.rules.conditions import uses_engines, uses_megatron
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.parallel import nearest_divisor
 from rlscale.config.rules.rule import rule
@@ -62,3 +62,13 @@ def packed_samples_keep_their_own_state(config: RunConfig) -> list[Problem]:
         return []
     rule = f"be bshd with train.backend=fsdp and model.model_type={family}"
     return [Problem(path="train.qkv_format", rule=rule, value=show(layout), fix="set it to bshd")]
+
+
+@rule
+def linear_attention_keeps_its_precision(config: RunConfig) -> list[Problem]:
+    """Projections of gated delta nets have other names than the layers that are quantised."""
+    family, precision = architecture_field(config.model, "model_type"), config.rollout.weight_precision
+    if precision is None or not uses_engines(config) or not find_family(family).delta_net:
+        return []
+    rule = f"be null with model.model_type={family} (not supported yet: low precision of linear attention)"
+    return [Problem(path="rollout.weight_precision", rule=rule, value=show(precision), fix="remove it")]

@@ -9,15 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
 from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import DecoderConfig
-from rlscale.models.decoder_ops import attend_cached, attend_prompts, attend_prompts_with_sinks, split_heads
+from rlscale.models.decoder_ops import (
+    attend_cached,
+    attend_prompts,
+    attend_prompts_with_sinks,
+    in_whole_vectors,
+    split_heads,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -26,6 +33,7 @@ class PromptPass:
 
     num: int  # P
     length: int  # T
+    lengths: Tensor  # tokens of each prompt before its padding [P]
     cos: Tensor  # [P * T, 1, D]
     sin: Tensor
     adapters: RowAdapters | None  # of the P * T tokens
@@ -56,6 +64,15 @@ class Attention(Protocol):
         """The linear layers, which may have adapters."""
 
 
+class Heads(NamedTuple):
+    """Inputs of attention, of the width of the cache."""
+
+    queries: Tensor  # [N, H, D]
+    keys: Tensor  # [N, K, D]
+    values: Tensor  # [N, K, D]
+    gate: Tensor | None = None  # its sigmoid multiplies the output [N, H D]; None: there is none
+
+
 class CachedAttention(ABC):
     """Attention over keys and values that are stored for every token.
 
@@ -80,13 +97,13 @@ class CachedAttention(ABC):
         self._scale = config.attention_scale  # None: that of the width of the cache
 
     @abstractmethod
-    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [N, H, D], keys and values [N, K, D], of the width of the cache."""
+    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> Heads:
+        """Heads of hidden states [N, hidden]."""
 
     def encode(self, x: Tensor, inputs: PromptPass, cache: PromptCache) -> Tensor:
         """See `Attention`."""
         num, length = inputs.num, inputs.length
-        q, k, v = self._project(x, inputs)
+        q, k, v, gate = self._project(x, inputs)
         keys, values = cache.values[self._index]
         keys.copy_(k.view(num, length, self._heads, self._width).transpose(1, 2))
         values.copy_(v.reshape(num, length, self._heads, self._width).transpose(1, 2))
@@ -96,13 +113,13 @@ class CachedAttention(ABC):
         else:
             sinks, window = self._sinks, self._window
             mixed = attend_prompts_with_sinks(queries, keys, values, sinks_H=sinks, window=window)
-        return self._finish(mixed.transpose(1, 2).reshape(num * length, -1), inputs.adapters)
+        return self._finish(mixed.transpose(1, 2).reshape(num * length, -1), gate, inputs.adapters)
 
     def step(self, x: Tensor, inputs: DecodePass, cache: KvCache) -> Tensor:
         """See `Attention`."""
         num = x.shape[0]
         rows = num * self._heads
-        q, k, v = self._project(x, inputs)
+        q, k, v, gate = self._project(x, inputs)
         keys, values = cache.values[self._index]
         # A row of the cache is one sequence and one KV head: [B * K, S, D], flattened to [B * K * S, D].
         keys.view(-1, self._width).index_copy_(0, inputs.write, k.reshape(rows, self._width))
@@ -111,15 +128,17 @@ class CachedAttention(ABC):
         sinks = None if self._sinks is None else self._sinks.view(self._heads, -1, 1).repeat(num, 1, 1)
         queries = q.reshape(rows, -1, self._width)
         mixed = attend_cached(queries, keys[:rows], values[:rows], mask, scale=self._scale, sinks=sinks)
-        return self._finish(mixed.view(num, -1), inputs.adapters)
+        return self._finish(mixed.view(num, -1), gate, inputs.adapters)
 
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
         """See `Attention`."""
 
-    def _finish(self, mixed: Tensor, adapters: RowAdapters | None) -> Tensor:
+    def _finish(self, mixed: Tensor, gate: Tensor | None, adapters: RowAdapters | None) -> Tensor:
         if self._value_width < self._width:
             mixed = mixed.view(len(mixed), -1, self._width)[..., : self._value_width].flatten(1)
+        if gate is not None:
+            mixed = mixed * in_whole_vectors(torch.sigmoid, gate)
         return self.output(mixed, adapters)
 
 
@@ -147,6 +166,6 @@ class GroupedAttention(CachedAttention):
         """See `Attention`."""
         yield from (self.qkv, self.output)
 
-    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> Heads:
         qkv = self.qkv(x, inputs.adapters)
-        return split_heads(qkv, self._config, norms=self._norms, cos=inputs.cos, sin=inputs.sin)
+        return Heads(*split_heads(qkv, self._config, norms=self._norms, cos=inputs.cos, sin=inputs.sin))

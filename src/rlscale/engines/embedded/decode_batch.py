@@ -80,6 +80,7 @@ class DecodeBatch:
             self._mask[rows, :, 1:] = -torch.inf
         else:
             slot = self._move_last_to(slot)
+        self._cache.clear(slot)
         self.sequences[slot] = None
         self._ids[slot] = self._positions[slot] = self._rotary_offsets[slot] = 0
         self._params.clear(slot)

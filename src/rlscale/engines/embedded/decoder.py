@@ -13,6 +13,8 @@ from torch import Tensor
 from rlscale.architectures.family import find_family
 from rlscale.engines.embedded.attention import DecodePass, PromptPass
 from rlscale.engines.embedded.decoder_layer import DecoderLayer, PackedModule
+from rlscale.engines.embedded.decoder_prefix import find_prefix, other_names
+from rlscale.engines.embedded.delta_states import DeltaStates
 from rlscale.engines.embedded.hidden_norm import HiddenNorm
 from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
@@ -46,8 +48,8 @@ class Decoder:
         self.aliases: dict[str, str] = {}
         self.tower: VisionTower | None = None
         family = find_family(config.raw.get("model_type"))
-        self._mtp, vision = family.mtp, family.vision
-        tower_prefix, prefix = ("", "model.") if vision is None else vision.checkpoint_prefixes
+        self._family, vision = family, family.vision
+        tower_prefix, prefix = ("", find_prefix(weights)) if vision is None else vision.checkpoint_prefixes
         if tower_prefix:
             weights = {name: w for name, w in weights.items() if not name.startswith(tower_prefix)}
         loader = WeightLoader(weights, dtype=dtype, device=device, precision=precision)
@@ -55,25 +57,32 @@ class Decoder:
         self._layers = [
             DecoderLayer(loader, f"{prefix}layers.{i}.", config, index=i) for i in range(config.architecture.num_layers)
         ]
-        self._norm = HiddenNorm(loader.load(f"{prefix}norm.weight"), eps=config.norm_eps)
+        self._norm = HiddenNorm(
+            loader.load(f"{prefix}norm.weight"), eps=config.norm_eps, is_zero_centered=config.has_zero_centered_norms
+        )
         self._head = PackedLinear(self._load_head(loader, prefix), None)
         left = [name for name in loader.left if not self.is_unused(name)]
         unused = [name for name in left if not name.endswith("rotary_emb.inv_freq")]
         if unused:
             raise ValueError(f"weights must be those of {config.raw.get('model_type')}, got {unused[:3]}; {USE_SGLANG}")
         self.weights: dict[str, Tensor] = loader.weights
+        if family.unused_prefixes:
+            self.aliases |= other_names(loader.weights, prefix)
         cos, sin = rotary_tables(config, num_positions)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
 
     def is_unused(self, name: str) -> bool:
-        """Whether a tensor belongs to layers for multi-token prediction, which this engine does not compute."""
-        return self._mtp is not None and self._mtp.has(name, num_layers=self.architecture.num_layers)
+        """Whether a tensor belongs to a part that this engine does not compute, e.g. multi-token prediction."""
+        mtp, prefixes = self._family.mtp, self._family.unused_prefixes
+        is_mtp = mtp is not None and mtp.has(name, num_layers=self.architecture.num_layers)
+        return is_mtp or name.startswith(prefixes)
 
     def new_cache(self, num_rows: int, limit: int, length: int) -> KvCache:
         """An empty cache for `num_rows` sequences, with `length` positions now and at most `limit` later."""
         a, heads = self.architecture, self.architecture.expanded_heads
-        shape = (a.num_layers, num_rows * heads, limit, a.expanded_width)
-        return KvCache(shape, length, num_heads=heads, dtype=self.dtype, device=self.device)
+        shape = (a.num_attention_layers, num_rows * heads, limit, a.expanded_width)
+        states = self._new_states(num_rows)
+        return KvCache(shape, length, num_heads=heads, dtype=self.dtype, device=self.device, states=states)
 
     def add_tower(self, tower: VisionTower) -> None:
         """Adds the vision tower of a model with images; its weights are updated with those of the decoder."""
@@ -93,7 +102,7 @@ class Decoder:
         Prompts are padded on the right.
         `adapters` are those of the P * T tokens, and `images` the images of some prompts, by row.
         """
-        cache, x = self.encode(ids_PT, images=images, adapters=adapters)
+        cache, x = self.encode(ids_PT, lengths_P, images=images, adapters=adapters)
         num, length = ids_PT.shape
         # Row p * T + length - 1 of the flattened prompts is the last token of prompt p.
         ends = torch.arange(num, device=self.device) * length + lengths_P - 1
@@ -102,6 +111,7 @@ class Decoder:
     def encode(
         self,
         ids_PT: Tensor,
+        lengths_P: Tensor,
         *,
         images: Mapping[int, ImageInput] | None = None,
         adapters: RowAdapters | None = None,
@@ -120,9 +130,9 @@ class Decoder:
             x[first + given.rows] = given.features
             added.append((first + given.rows, given.deepstack))
         a = self.architecture
-        shape = (a.num_layers, 2, num, a.expanded_heads, length, a.expanded_width)
-        cache = PromptCache(torch.empty(shape, dtype=self.dtype, device=self.device))
-        inputs = PromptPass(num=num, length=length, cos=cos, sin=sin, adapters=adapters)
+        shape = (a.num_attention_layers, 2, num, a.expanded_heads, length, a.expanded_width)
+        cache = PromptCache(torch.empty(shape, dtype=self.dtype, device=self.device), self._new_states(num))
+        inputs = PromptPass(num=num, length=length, lengths=lengths_P, cos=cos, sin=sin, adapters=adapters)
         for i, layer in enumerate(self._layers):
             x = layer.encode(x, inputs, cache)
             for rows, deepstack in added:
@@ -155,6 +165,12 @@ class Decoder:
         for layer in self._layers:
             x = layer.step(x, inputs, cache)
         return self.logits(x)
+
+    def _new_states(self, num_rows: int) -> DeltaStates | None:
+        a = self.architecture
+        if a.delta is None:
+            return None
+        return DeltaStates.zeros(a.delta, len(a.linear_layers), num_rows, dtype=self.dtype, device=self.device)
 
     def _window_mask(self, write: Tensor, mask: Tensor) -> Tensor:
         """`mask` with positions before the sliding window of each row hidden, for layers that have one."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from rlscale.engines.embedded.attention import Attention, DecodePass, GroupedAttention, PromptPass
+from rlscale.engines.embedded.delta_net import DeltaNet
 from rlscale.engines.embedded.dense_mlp import DenseMlp
 from rlscale.engines.embedded.expert_mlp import ExpertMlp
 from rlscale.engines.embedded.hidden_norm import HiddenNorm
 from rlscale.engines.embedded.kv_cache import KvCache, PromptCache
 from rlscale.engines.embedded.latent_attention import ExpandedLatentAttention
 from rlscale.engines.embedded.load_mlp import load_mlp
+from rlscale.engines.embedded.output_gated_attention import OutputGatedAttention
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
 from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import DecoderConfig
@@ -35,10 +37,11 @@ class DecoderLayer:
 
     def __init__(self, loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int) -> None:
         def load_norm(name: str) -> Norm:
-            return HiddenNorm(loader.load(f"{prefix}{name}.weight"), eps=config.norm_eps)
+            weight = loader.load(f"{prefix}{name}.weight")
+            return HiddenNorm(weight, eps=config.norm_eps, is_zero_centered=config.has_zero_centered_norms)
 
         self._input_norm = load_norm("input_layernorm")
-        self.attention = _load_attention(loader, f"{prefix}self_attn.", config, index=index)
+        self.attention = _load_attention(loader, prefix, config, index=index)
         self._mlp_norm = load_norm("post_attention_layernorm")
         self._mlp = load_mlp(loader, prefix, config, index=index)
         self._post_norms: tuple[Norm, Norm] | None = None
@@ -79,7 +82,12 @@ class DecoderLayer:
 
 
 def _load_attention(loader: WeightLoader, prefix: str, config: DecoderConfig, *, index: int) -> Attention:
-    if config.architecture.is_latent:
-        return ExpandedLatentAttention(loader, prefix, config, index=index)
-    window = config.architecture.window if index in config.window_layers else None
-    return GroupedAttention(loader, prefix, config, index=index, window=window)
+    a, attention = config.architecture, f"{prefix}self_attn."
+    if index in a.linear_layers:
+        return DeltaNet(loader, f"{prefix}linear_attn.", config, index=a.state_index(index))
+    if a.delta is not None:
+        return OutputGatedAttention(loader, attention, config, index=a.state_index(index))
+    if a.is_latent:
+        return ExpandedLatentAttention(loader, attention, config, index=index)
+    window = a.window if index in config.window_layers else None
+    return GroupedAttention(loader, attention, config, index=index, window=window)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.engines.embedded.dense_mlp import DenseMlp
 from rlscale.engines.embedded.expert_router import ExpertRouter
 from rlscale.engines.embedded.row_adapters import Projection, RowAdapters
+from rlscale.models.decoder_ops import in_whole_vectors
 
 
 class Experts(Protocol):
@@ -38,15 +41,23 @@ class ExpertMlp:
         router: selects experts.
         experts: all of them.
         shared: experts that every token uses, as one MLP; None: the model has none.
+        shared_gate: the sigmoid of its product with a token multiplies their output [1, H]. None: 1
     """
 
-    def __init__(self, router: ExpertRouter, experts: Experts, shared: DenseMlp | None) -> None:
-        self._router, self._experts, self._shared = router, experts, shared
+    def __init__(
+        self, router: ExpertRouter, experts: Experts, shared: DenseMlp | None, *, shared_gate: Tensor | None = None
+    ) -> None:
+        self._router, self._experts, self._shared, self._shared_gate = router, experts, shared, shared_gate
 
     def __call__(self, x_NH: Tensor, adapters: RowAdapters | None = None) -> Tensor:
         """The outputs [N, H]. `adapters` are ignored: experts have none, see `models/adapter_targets.py`."""
         out_NH = self._experts(x_NH, self._router(x_NH))
-        return out_NH if self._shared is None else out_NH + self._shared(x_NH)
+        if self._shared is None:
+            return out_NH
+        shared_NH = self._shared(x_NH)
+        if self._shared_gate is not None:
+            shared_NH = in_whole_vectors(torch.sigmoid, F.linear(x_NH, self._shared_gate)) * shared_NH
+        return out_NH + shared_NH
 
     @property
     def expert_ids(self) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""Keys and values of prompts, and of the sequences of a decode batch, in memory that is allocated once.
+"""Keys, values and states of prompts, and of the sequences of a decode batch, in memory that is allocated once.
 
-Shape legend: L layers, R rows (sequences * key-value heads), S cached positions, D head dimension, P prompts, K
-key-value heads, T tokens of a padded prompt.
+Shape legend: L layers with keys and values, R rows (sequences * key-value heads), S cached positions, D head dimension,
+P prompts, K key-value heads, T tokens of a padded prompt.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlscale.engines.embedded.delta_states import DeltaStates
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PromptCache:
-    """All that decoding a prompt needs of its tokens: keys and values [L, 2, P, K, T, D].
+    """All that decoding a prompt needs of its tokens: keys and values [L, 2, P, K, T, D], and states.
 
-    Those of the padding are finite but undefined.
+    Keys and values of the padding are finite but undefined. States are those after the last token of each prompt.
     """
 
     values: Tensor
+    states: DeltaStates | None = None  # of P sequences; None: the model has no linear attention
 
     def row(self, index: int) -> PromptCache:
         """The part of one prompt."""
-        return PromptCache(self.values[:, :, index : index + 1])
+        states = None if self.states is None else self.states.row(index)
+        return PromptCache(self.values[:, :, index : index + 1], states)
 
 
 class KvCache:
@@ -31,7 +35,7 @@ class KvCache:
 
     A product over a part of each row would first copy that part, so the rows are contiguous and move when S changes.
     They move inside memory for the largest S, whose pages the system provides at the first write: freeing and
-    allocating the memory again costs more than moving the rows.
+    allocating the memory again costs more than moving the rows. `states` of linear attention do not depend on S.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class KvCache:
         num_heads: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: DeltaStates | None = None,
     ) -> None:
         """Creates a cache of zeros.
 
@@ -49,9 +54,10 @@ class KvCache:
             shape: (L, R, largest S, D).
             length: the initial S.
             num_heads: rows of a slot.
+            states: one for each slot. None: the model has no linear attention.
         """
         self._num_layers, self._num_rows, self._limit, self._width = shape
-        self._num_heads = num_heads
+        self._num_heads, self.states = num_heads, states
         self._memory = torch.zeros(self._size(self._limit), dtype=dtype, device=device)
         self.values = self._view(length)
 
@@ -68,12 +74,21 @@ class KvCache:
         # Old values are masked, but 0 times NaN is NaN, so the values of earlier sequences are cleared.
         self.values[:, :, rows, length:] = 0
         self.values[:, :, rows, :length] = prompt.values[:, :, 0, :, :length].repeat(1, 1, last - first, 1, 1)
+        if self.states is not None and prompt.states is not None:
+            self.states.place(first, last, prompt.states)
 
     def move(self, source: int, target: int, *, used: int) -> None:
         """Copies the first `used` positions of a slot to another one, whose other positions become 0."""
         from_rows, to_rows = self.rows(source), self.rows(target)
         self.values[:, :, to_rows, :used] = self.values[:, :, from_rows, :used]
         self.values[:, :, to_rows, used:] = 0
+        if self.states is not None:
+            self.states.place(target, target + 1, self.states.row(source))
+
+    def clear(self, slot: int) -> None:
+        """Sets the states of a slot to zero. Its keys and values stay: masks hide them."""
+        if self.states is not None:
+            self.states.clear(slot)
 
     def resize(self, length: int, *, used: int) -> None:
         """Sets S to `length`. The first `used` rows keep the values that both lengths contain; new values are 0."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlscale.engines.embedded.attention import CachedAttention, DecodePass, PromptPass
+from rlscale.engines.embedded.attention import CachedAttention, DecodePass, Heads, PromptPass
 from rlscale.engines.embedded.hidden_norm import HiddenNorm
 from rlscale.engines.embedded.row_adapters import Projection
 from rlscale.engines.embedded.weight_loader import WeightLoader
@@ -59,7 +59,7 @@ class ExpandedLatentAttention(CachedAttention):
             yield self._query_up
         yield from (self._up, self.output)
 
-    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, inputs: PromptPass | DecodePass) -> Heads:
         a, num, adapters = self._shape, len(x), inputs.adapters
         down = self._down(x, adapters)
         widths = [down.shape[1] - a.kv_rank - a.rope_dim, a.kv_rank, a.rope_dim]
@@ -73,7 +73,7 @@ class ExpandedLatentAttention(CachedAttention):
         rotary_key = rotate(rotary_key.unsqueeze(1), self._config, inputs.cos, inputs.sin)
         q = torch.cat((q, rotary_query), dim=-1)
         k = torch.cat((k, rotary_key.expand(-1, a.num_heads, -1)), dim=-1)
-        return self._widen(q), self._widen(k), self._widen(v)
+        return Heads(self._widen(q), self._widen(k), self._widen(v))
 
     def _widen(self, x: Tensor) -> Tensor:
         """Heads of the width of the cache. [N, H, D]"""

@@ -27,7 +27,7 @@ def load_mlp(loader: WeightLoader, prefix: str, config: DecoderConfig, *, index:
     """
     if config.routing is not None:
         family = find_family(config.raw.get("model_type"))
-        names = _expert_names(family, index, num_experts=config.routing.num_experts)
+        names = _expert_names(family, prefix, index, num_experts=config.routing.num_experts)
         # A model may have experts in some layers only.
         if names["mlp.router.weight"][0] in loader:
             return _load_experts(loader, names, config)
@@ -37,10 +37,14 @@ def load_mlp(loader: WeightLoader, prefix: str, config: DecoderConfig, *, index:
     return DenseMlp(loader.linear(gate_up), loader.linear([f"{prefix}mlp.down_proj"]))
 
 
-def _expert_names(family: Family, index: int, *, num_experts: int) -> Names:
+def _expert_names(family: Family, prefix: str, index: int, *, num_experts: int) -> Names:
     assert family.hf_names is not None, "every family with experts has a table of its weights"
-    weights = family.hf_names.layer_weights(index, num_experts=num_experts)
-    return {weight.megatron.removeprefix(f"decoder.layers.{index}."): weight.hf for weight, _ in weights}
+    return {
+        weight.megatron.removeprefix(f"decoder.layers.{index}."): tuple(
+            prefix + name.partition(f".layers.{index}.")[2] for name in weight.hf
+        )
+        for weight, _ in family.hf_names.layer_weights(index, num_experts=num_experts)
+    }
 
 
 def _load_experts(loader: WeightLoader, names: Names, config: DecoderConfig) -> ExpertMlp:
@@ -56,7 +60,8 @@ def _load_experts(loader: WeightLoader, names: Names, config: DecoderConfig) -> 
     if layers and f"{layers[0]}.weight" in loader:
         down = names["mlp.shared_experts.linear_fc2.weight"][0].removesuffix(".weight")
         shared = DenseMlp(loader.linear(layers), loader.linear([down]))
-    return ExpertMlp(router, _load_all_experts(loader, names, config), shared)
+    gate = _load_named(loader, names, "mlp.shared_experts.gate_weight")
+    return ExpertMlp(router, _load_all_experts(loader, names, config), shared, shared_gate=gate)
 
 
 def _load_all_experts(loader: WeightLoader, names: Names, config: DecoderConfig) -> Experts:

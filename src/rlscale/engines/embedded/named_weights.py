@@ -90,7 +90,7 @@ class NamedWeights:
     def _scratch(self, name: str, dtype: str, shape: list[int]) -> Tensor:
         """Memory for a tensor that is not used, so that its checksum is compared all the same."""
         if not self._has_warned:
-            log.warning("weights for multi-token prediction are ignored, e.g. %s: this engine has no drafts", name)
+            log.warning("weights of parts that this engine does not compute are ignored, e.g. %s", name)
             self._has_warned = True
         device = next(iter(self._weights.values())).device
         return torch.empty(shape, dtype=getattr(torch, dtype), device=device)

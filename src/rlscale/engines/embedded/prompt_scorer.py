@@ -71,13 +71,15 @@ class PromptScorer:
         # The last bits of a row depend on the number of rows: a deterministic server has one number for each length.
         num_rows = fixed_rows(padded) if self._deterministic else len(batch)
         ids_PT = torch.zeros((num_rows, padded), dtype=torch.int64)
+        lengths_P = torch.ones(num_rows, dtype=torch.int64)
         for row, request in enumerate(batch):
             ids_PT[row, : len(request.spec.input_ids)] = torch.tensor(request.spec.input_ids)
+            lengths_P[row] = len(request.spec.input_ids)
         device = self._decoder.device
         # Rows without a request have any adapter, and no result.
         rows = [each.adapter for each in batch] + [batch[0].adapter] * (num_rows - len(batch))
         adapters = RowAdapters.from_rows(rows, device=device, repeat=padded)
-        _, hidden = self._decoder.encode(ids_PT.to(device), adapters=adapters)
+        _, hidden = self._decoder.encode(ids_PT.to(device), lengths_P.to(device), adapters=adapters)
         for row, request in enumerate(batch):
             spec, first = request.spec, row * padded
             assert spec.logprob_start is not None, "only such requests are added"

@@ -117,7 +117,7 @@ def test_routes_are_the_experts_of_transformers(folders: Any, family: str) -> No
             router.register_forward_hook(lambda module, args, out, index=index: chosen.update({index: out[2]}))
     ids_PT = torch.randint(0, VOCAB_SIZE, (1, 12))
     with torch.inference_mode():
-        decoder.encode(ids_PT)
+        decoder.encode(ids_PT, torch.tensor([12]))
         model(ids_PT)
     routes = decoder.expert_ids()
     assert routes.shape[:2] == (12, 2) and chosen

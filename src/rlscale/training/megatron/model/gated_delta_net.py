@@ -23,10 +23,10 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from rlscale.models.delta_rule import causal_convolution, gated_delta_rule, log_decays
 from rlscale.training.attention.packed import PackedLayout
 from rlscale.training.megatron.model.attention import packed_layout
 from rlscale.training.megatron.model.layers import rms_norm
-from rlscale.training.modules.delta_rule import causal_convolution, gated_delta_rule
 
 
 class HeadNorm(nn.Module):
@@ -83,7 +83,7 @@ class GatedDeltaNet(gated_delta_net.GatedDeltaNet):  # type: ignore[misc]  # Meg
         )
         # Neighbouring value heads share a key head.
         q, k = (x.repeat_interleave(self.num_value_heads // self.num_key_heads, dim=2) for x in (q, k))
-        log_decay = -self.A_log.float().exp() * F.softplus(decay.float() + self.dt_bias)
+        log_decay = log_decays(decay, self.A_log, self.dt_bias)
         out = _delta_rule(q, k, v, log_decay=log_decay, beta=beta.sigmoid(), layout=layout).to(rows.dtype)
         # In the order of transformers: the gate multiplies in float32.
         gated = self.out_norm(out) * F.silu(torch.unflatten(gate, -1, (-1, self.value_head_dim)).float())
@@ -134,4 +134,5 @@ def _delta_rule(
 
 
 def _heads_first(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    return gated_delta_rule(q, k, v, log_decay=log_decay.squeeze(-1), beta=beta.squeeze(-1))
+    outputs, _ = gated_delta_rule(q, k, v, log_decay=log_decay.squeeze(-1), beta=beta.squeeze(-1))
+    return outputs

@@ -1,5 +1,7 @@
 """The gated delta rule (arXiv:2412.06464) and the causal convolution before it, in torch.
 
+Whole samples are computed at once by the trainer and for prompts, single positions when an engine decodes.
+
 Shape legend: S samples, H heads, L positions, D key width, V value width, C channels, K kernel width, N chunks of B
 positions.
 """
@@ -34,7 +36,30 @@ def causal_convolution(x: Tensor, weight: Tensor, positions: Tensor) -> Tensor:
     return out
 
 
-def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor, beta: Tensor) -> Tensor:
+def convolve_last(window: Tensor, weight: Tensor) -> Tensor:
+    """`causal_convolution` at the last of K positions alone. [S, C] float32
+
+    Args:
+        window: the position and those before it. [S, K, C]
+        weight: [C, K]
+    """
+    return (window.float() * weight.float().T).sum(1)
+
+
+def log_decays(x: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
+    """Logarithms of the decays of the state, at most 0, in float32.
+
+    Args:
+        x: projection of the hidden states. [..., H]
+        log_rate: `A_log` [H]
+        bias: `dt_bias` [H]
+    """
+    return -log_rate.float().exp() * F.softplus(x.float() + bias)
+
+
+def gated_delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
     """Outputs of the recurrence, each sample from an empty state, in float32.
 
         S_t = exp(g_t) S_{t-1} + k_t beta_t (v_t - k_t^T exp(g_t) S_{t-1})      o_t = q_t^T S_t / sqrt(D)
@@ -49,7 +74,8 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, *, log_decay: Te
         beta: share of a value that is written. [S, H, L]
 
     Returns:
-        [S, H, L, V]
+        Outputs [S, H, L, V], and the states after the last position [S, H, D, V]. A position with g = beta = 0 leaves
+        the state as it is.
     """
     length, width = query.shape[-2:]
     size = min(_CHUNK, length)
@@ -75,7 +101,26 @@ def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, *, log_decay: Te
         fresh = values[:, :, i] - reads[:, :, i] @ state
         outputs.append(q[:, :, i] @ state + scores[:, :, i] @ fresh)
         state = state * end[:, :, i].exp().unsqueeze(-1) + k[:, :, i].transpose(-1, -2) @ fresh
-    return torch.cat(outputs, dim=2)[:, :, :length]
+    return torch.cat(outputs, dim=2)[:, :, :length], state
+
+
+def gated_delta_step(
+    query: Tensor, key: Tensor, value: Tensor, *, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> Tensor:
+    """Outputs of the recurrence of `gated_delta_rule` at one more position, in float32. [S, H, V]
+
+    Args:
+        query, key: [S, H, D]
+        value: [S, H, V]
+        log_decay, beta: [S, H]
+        state: that of the position before, which is updated. [S, H, D, V] float32
+    """
+    q: Tensor = _unit(query.float()) * query.shape[-1] ** -0.5
+    k = _unit(key.float())
+    state.mul_(log_decay.exp()[..., None, None])
+    fresh = (value.float() - (k.unsqueeze(-2) @ state).squeeze(-2)) * beta.float().unsqueeze(-1)
+    state.addcmul_(k.unsqueeze(-1), fresh.unsqueeze(-2))
+    return (q.unsqueeze(-2) @ state).squeeze(-2)
 
 
 def _unit(x: Tensor) -> Tensor:
