@@ -7,6 +7,7 @@ the rule is ignored: it could only be a consequence. Bounds of a single key are 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import accumulate
 
 from rlscale.config.rules import (
@@ -81,7 +82,7 @@ from rlscale.config.rules.gateway import needs_gateway
 from rlscale.config.rules.low_precision import warn_low_precision
 from rlscale.config.rules.model import check_given_rope_type
 from rlscale.config.rules.optim import default_lr
-from rlscale.config.rules.rule import IgnoredKey, Rule
+from rlscale.config.rules.rule import IgnoredKey, Rule, Trace
 from rlscale.config.rules.sampling_params import warn_sampling_params
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
@@ -101,6 +102,7 @@ __all__ = [
     "check_rules",
     "default_lr",
     "engine_views",
+    "find_unaffected",
     "find_warnings",
     "frozen_models",
     "has_agent",
@@ -225,24 +227,35 @@ def check_rules(config: RunConfig, *, broken: Iterable[str] = ()) -> list[Proble
         broken: keys and groups that are wrong by themselves and have a default in `config` instead. An empty string
             stands for all of them.
     """
-    # The dot keeps `algo.eps_clip` from matching `algo.eps_clip_high`.
-    prefixes = tuple(f"{name}." for name in broken)
-    if not prefixes:
+    names = frozenset(broken)
+    if not names:
         # The usual case: without broken keys no trace is needed.
         return [problem for each in RULES for problem in each(config)]
-    if "." in prefixes:
-        return []
+    return [] if "" in names else find_unaffected([each.trace(config) for each in RULES], names)
 
+
+def find_unaffected(traces: Iterable[Trace], broken: Iterable[str]) -> list[Problem]:
+    """Problems of those traces that read no broken key.
+
+    Args:
+        traces: of rules, all on one config.
+        broken: keys and groups as of `check_rules`.
+    """
+    names = frozenset(broken)
     # A key is broken with its group, and with an entry of its mapping.
-    def is_broken(key: str) -> bool:
-        return any(f"{key}.".startswith(prefix) or prefix.startswith(f"{key}.") for prefix in prefixes)
+    outer = names.union(*map(_outer_names, names))
+    return [
+        problem
+        for problems, read in traces
+        if problems and outer.isdisjoint(read) and all(names.isdisjoint(_outer_names(key)) for key in read)
+        for problem in problems
+    ]
 
-    problems = []
-    for each in RULES:
-        found, read = each.trace(config)
-        if not any(map(is_broken, read)):
-            problems += found
-    return problems
+
+@cache
+def _outer_names(key: str) -> tuple[str, ...]:
+    """The groups that contain a key: `algo` and `algo.mis` of `algo.mis.low`."""
+    return tuple(accumulate(key.split("."), "{}.{}".format))[:-1]
 
 
 def find_warnings(config: RunConfig, set_keys: Iterable[str] = ()) -> list[str]:

@@ -11,6 +11,8 @@ from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 Check = Callable[[RunConfig], list[Problem]]
+Trace = tuple[list[Problem], frozenset[str]]
+"""Problems of a rule, and the paths of the keys that it read to find them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Rule:
     def name(self) -> str:
         return self.check.__name__
 
-    def trace(self, config: RunConfig) -> tuple[list[Problem], frozenset[str]]:
+    def trace(self, config: RunConfig) -> Trace:
         """Runs the check and returns its problems and the paths of the keys that it read.
 
         A check is a function of the keys that it reads, so its problems hold for any value of all other keys. The keys

@@ -9,7 +9,7 @@ import pytest
 
 from rlscale.config import AlgoConfig, RunConfig
 from rlscale.config.keys import keys
-from rlscale.config.rules import RULES, Rule, check_rules
+from rlscale.config.rules import RULES, Rule, check_rules, find_unaffected
 from rlscale.config.rules.rule import rule
 from rlscale.errors import Problem
 from scripts.docs.rules import keys_read
@@ -63,11 +63,13 @@ def test_a_rule_is_ignored_exactly_if_a_key_that_it_reads_is_broken(
     config = config_with(violating)
     problems, read = find_rule(name).trace(config)
     own = set(problems) - set(others(config, name))
+    traces = [each.trace(config) for each in RULES]
     for key in read:
         for broken in (key, key.partition(".")[0], f"{key}.entry"):
-            assert not own & set(check_rules(config, broken=[broken]))
+            assert not own & set(find_unaffected(traces, [broken]))
     unread = [key for key in keys() if not any(f"{key}.".startswith(f"{path}.") for path in read)]
-    assert set(problems) <= set(check_rules(config, broken=unread))
+    assert set(problems) <= set(find_unaffected(traces, unread))
+    assert find_unaffected(traces, unread) == check_rules(config, broken=unread)
 
 
 @pytest.mark.slow
