@@ -84,10 +84,9 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
-def runs(session: nox.Session) -> None:
-    """Integration and slow in one, so that no worker waits for the other in between. Part of `bin/test --all`."""
-    _pytest(session, PROCESSES, "not (nightly or gpu)", "--durations=30", *SIDE_BY_SIDE)
-    _pytest(session, PLAIN, "slow and not (nightly or gpu)", *SIDE_BY_SIDE)
+def all_tests(session: nox.Session) -> None:
+    """Unit, integration and slow in one: collected once, and no worker waits for another. Part of `bin/test --all`."""
+    _pytest(session, (*PLAIN, *PROCESSES), "not (nightly or gpu)", "--durations=30", *SIDE_BY_SIDE)
 
 
 @nox.session

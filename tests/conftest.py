@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ ARGUMENTS = TESTS / "unit" / "config" / "test_arguments_csv.py"
 ONE_RUN_FILES = ("tests/integration/test_parts.py", "tests/integration/test_trackers.py")
 RUNS = "tests/integration/test_"
 
-# Tests that start first, the longest ones at the top: a long test that starts last keeps one worker busy alone. Only
-# the order matters. All other tests follow, files with many tests first.
+# Of tests that start processes those that start first, the longest ones at the top: a long test that starts last keeps
+# one worker busy alone. Only the order matters.
 LONGEST_FIRST = (
     "tests/packaging/test_quickstart.py",
     "contract",
@@ -67,19 +68,21 @@ LONGEST_FIRST = (
     f"{RUNS}faults.py::test_a_trainer",
     f"{RUNS}staleness.py",
     f"{RUNS}megatron.py",
-    # Its checks have deadlines, so that it runs next to short tests.
-    f"{RUNS}doctor.py",
-    # Of the unit session: 4 to 10 s each, some of few tests.
-    "tests/unit/config/test_experiments.py",
-    "tests/property/test_objective.py",
-    "tests/unit/config/inspect/test_minimize.py",
-    "tests/unit/cli/test_plan.py",
-    "tests/unit/engines/embedded/test_scheduler.py",
-    "tests/unit/training/fsdp/test_backend.py",
-    "tests/unit/config/test_problems.py",
-    "tests/property/test_algo.py",
-    "tests/unit/cli/test_app.py",
 )
+
+# The checks of `bin/test --all` run next to the unit tests, which have no deadlines. Those of rlscale-doctor have, so
+# that it runs next to short tests. A worker gets up to three tests ahead, so that the last ones must be short.
+ORDER = (
+    "tests/unit/",
+    "tests/golden/",
+    *LONGEST_FIRST,
+    RUNS,
+    "tests/cluster/",
+    f"{RUNS}doctor.py",
+    "",
+    "tests/property/",
+)
+"""Beginnings of scopes in the order of their start. The longest that fits counts; files with many tests are first."""
 
 
 IN_PROCESS = tuple(TESTS / name for name in ("unit", "golden", "property"))
@@ -160,8 +163,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+@cache
 def _priority(scope: str) -> int:
-    return next((i for i, start in enumerate(LONGEST_FIRST) if scope.startswith(start)), len(LONGEST_FIRST))
+    return ORDER.index(max((start for start in ORDER if scope.startswith(start)), key=len))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
