@@ -132,6 +132,7 @@ def _prepare(setup: Setup, confinement: Confinement) -> None:
     os.umask(0o022)
     enter_root(
         read_only=setup["read_only"],
+        hidden=setup["hidden"],
         disk_bytes=setup["disk_bytes"],
         user=confinement.user,
         has_network=setup["has_network"],

@@ -1,7 +1,7 @@
 """Root file system of a sandbox: system folders to read, one private folder to write, and nothing else of the machine.
 
 /usr /bin /lib ...        read-only, from the machine
-<folder of Python>        read-only, if it is not in /usr
+<folder of Python>        read-only, if it is not in /usr; without installed packages
 /dev                      null, zero, full, random, urandom
 /proc                     of the processes in the sandbox
 /sandbox                  private, with a limit of its size; /tmp and /dev/shm are in it
@@ -45,11 +45,14 @@ _KEPT_FLAGS = {
 }
 
 
-def enter_root(*, read_only: Iterable[str], disk_bytes: int, user: int, has_network: bool) -> None:
+def enter_root(
+    *, read_only: Iterable[str], hidden: Iterable[str], disk_bytes: int, user: int, has_network: bool
+) -> None:
     """Builds the root file system in this process's mount namespace and enters it.
 
     Args:
         read_only: further folders and files, at the same paths.
+        hidden: folders that are empty in the sandbox.
         user: numeric user and group that the private folder belongs to.
     """
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
@@ -62,6 +65,9 @@ def enter_root(*, read_only: Iterable[str], disk_bytes: int, user: int, has_netw
     # After the private folders: such a path may be in /tmp.
     for path in read_only:
         _show(path)
+    for path in hidden:
+        if os.path.isdir(_MOUNT_POINT + path):
+            mount("tmpfs", _MOUNT_POINT + path, "tmpfs", flags=MS_NOSUID | MS_NODEV | MS_RDONLY, data="size=4k")
     proc = f"{_MOUNT_POINT}/proc"
     os.mkdir(proc)
     mount("proc", proc, "proc", flags=MS_NOSUID | MS_NODEV | MS_NOEXEC)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import site
 import socket
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class SubprocessSandbox:
         limits = self._limits
         setup = {
             "read_only": self._read_only,
+            # What happens to be installed must not change a result, and Python starts in half of the time without it.
+            "hidden": [os.path.realpath(path) for path in site.getsitepackages([sys.base_prefix])],
             "python": self._python,
             "has_network": limits.has_network,
             "memory_bytes": limits.memory_bytes,

@@ -125,6 +125,11 @@ async def test_further_folders_can_be_read_and_not_written(tmp_path: Path) -> No
         assert "Read-only" in (await sandbox.exec(["touch", str(tmp_path / "x")])).stderr
 
 
+async def test_programs_have_the_standard_library_alone(sandbox: SubprocessSandbox) -> None:
+    code = "import importlib.metadata, json, sqlite3\nprint([each.name for each in importlib.metadata.distributions()])"
+    assert (await sandbox.exec(code=code)).stdout == "[]\n"
+
+
 async def test_the_network_is_there_if_it_is_allowed() -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
