@@ -197,8 +197,12 @@ def _routing(config: Mapping[str, Any], family: Family) -> Routing | None:
 
 
 def _window_layers(config: Mapping[str, Any]) -> frozenset[int]:
+    window, full = known = ("sliding_attention", "full_attention")
     kinds = config.get("layer_types")
     if kinds is None:
         # As in transformers: every other layer, from the first on.
-        kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(int(config["num_hidden_layers"]))]
-    return frozenset(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+        kinds = [known[i % 2] for i in range(int(config["num_hidden_layers"]))]
+    unknown = [kind for kind in kinds if kind not in known]
+    if unknown:
+        raise ValueError(f"layer_types must be {window} or {full}, got {unknown[0]}; {USE_SGLANG}")
+    return frozenset(i for i, kind in enumerate(kinds) if kind == window)

@@ -16,6 +16,7 @@ from rlscale.models.decoder_config import DecoderConfig
 from rlscale.models.hf_models import load_causal_lm
 from tests.tiny_model import FAMILIES, FIGURES, VOCAB_SIZE, write_tiny
 from tests.unit.engines.embedded.conftest import OpenScheduler, generate, no_transformers
+from tests.unit.engines.embedded.test_adapters import answer, load, merge, tensors_of, update_of
 
 LENGTHS = torch.tensor([20, 9])
 NUM_STEPS, CACHE_LENGTH = 6, 32
@@ -135,11 +136,38 @@ def test_samples_of_one_prompt_share_its_prefill(folders: Any, open_scheduler: O
     assert [(a.output_ids, a.logprobs) for a in together] == [(a.output_ids, a.logprobs) for a in alone]
 
 
+ADAPTED = {
+    "deepseek_v3": ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.q_b_proj", "self_attn.o_proj"),
+    "glm4": ("self_attn.k_proj", "mlp.gate_up_proj"),
+    "gpt_oss": ("self_attn.q_proj", "self_attn.o_proj"),
+}
+
+
+@pytest.mark.parametrize("family", ADAPTED)
+def test_an_adapter_generates_as_the_merged_weights(folders: Any, open_scheduler: OpenScheduler, family: str) -> None:
+    adapted, merged = open_scheduler(path=folders(family)), open_scheduler(path=folders(family))
+    layers = tuple(f"model.layers.1.{layer}" for layer in ADAPTED[family])
+    tensors = tensors_of(adapted, 0, layers=layers)
+    base = answer(adapted)
+    load(adapted, update_of(tensors))
+    merge(merged, tensors)
+    got, expected = answer(adapted), answer(merged)
+    assert got.output_ids == expected.output_ids
+    assert got.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
+    assert abs(got.logprobs[0] - base.logprobs[0]) > 1e-2
+
+
 def test_a_config_that_leaves_positions_to_code_is_refused() -> None:
     config = {"model_type": "gpt_oss", "num_hidden_layers": 2, **FIGURES, **FAMILIES["gpt_oss"]}
     del config["rope_parameters"]
     with pytest.raises(ValueError, match="rope_parameters must be set for model_type=gpt_oss"):
         DecoderConfig.from_config_json(config)
+
+
+def test_an_unknown_kind_of_attention_is_refused() -> None:
+    kinds = {"layer_types": ["full_attention", "chunked_attention"]}
+    with pytest.raises(ValueError, match="layer_types must be sliding_attention or full_attention, got chunked_att"):
+        DecoderConfig.from_config_json({"model_type": "gpt_oss", **FIGURES, **FAMILIES["gpt_oss"], **kinds})
 
 
 def test_published_fields_of_partial_rotary_positions() -> None:
