@@ -1,7 +1,7 @@
-"""Stores the weights of warm-ups in bfloat16, from which the agent examples and the vision quickstart of CI start.
+"""Stores the weights of warm-ups in bfloat16, from which runs of CI start that learn.
 
-Each warm-up is a minute or two of supervised training, and nightly tests run it. Run this after a change of a warm-up
-experiment, of its demonstrations or of the tiny model:
+Each warm-up is a minute or two of supervised training; nightly tests run it, and `bin/quickstart` runs its own. Run
+this after a change of a warm-up experiment, of its demonstrations or of the tiny model:
 
     rlscale-train +experiment=calculator          # makes its warm-up in the cache; so do the others of STARTS
     python -m scripts.store_starts ~/.cache/rlscale
@@ -69,6 +69,7 @@ STARTS = {
     "calculator_warmup": Start(experiment="calculator"),  # framework_agent starts from it, too
     "code_warmup": Start(experiment="code"),
     "guess_warmup": Start(experiment="guess"),
+    "quickstart_warmup": Start(experiment="quickstart", model="tiny_qwen3"),
     "search_warmup": Start(experiment="search"),
     "two_agents_warmup": Start(experiment="two_agents"),
     "tiny_qwen2_5_vl": Start(experiment="quickstart_vision", model="tiny_qwen2_5_vl"),

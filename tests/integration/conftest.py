@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.store_starts import START_FOLDER
 from tests.integration.ray_head import ray_head
 
 MARK = "RLSCALE_TEST_MARK"
@@ -172,11 +173,9 @@ def plain(shared: Path, cache: Path, testrun_uid: str, shared_ray: str) -> Comma
 
 
 @pytest.fixture(scope="session")
-def warm(shared: Path, cache: Path, shared_ray: str) -> Path:
-    """The model of the quickstart after its supervised warm-up, for `checkpoint.load`."""
-    command = Command(folder=shared / "warm", cache=cache, ray=shared_ray)
-    run_once(command, "+experiment=quickstart_warmup", small=False)
-    return command.run_dir / "hf"
+def warm() -> Path:
+    """The model of the quickstart after its supervised warm-up, for `checkpoint.load`. `bin/quickstart` trains it."""
+    return START_FOLDER / "quickstart_warmup"
 
 
 @pytest.fixture
