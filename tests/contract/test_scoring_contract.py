@@ -22,6 +22,9 @@ def scoring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The servers that score; its model is that of `expected_logprobs`."""
     from tests.contract.conftest import OPENERS
 
+    if request.param == "sglang":
+        shared: Target = request.getfixturevalue("sglang")
+        return shared
     opened = OPENERS[request.param](tmp_path_factory.mktemp("scoring"))
     target = opened.__enter__()
     request.addfinalizer(lambda: opened.__exit__(None, None, None))
