@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlscale.engines.launch_plan import RENDEZVOUS_PORTS, NodeReport, plan_engine
+from rlscale.engines.launch import RENDEZVOUS_PORTS, NodeReport
+from rlscale.engines.launch_plan import plan_engine
 from rlscale.engines.launch_sglang import SglangLaunch
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess

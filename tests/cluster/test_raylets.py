@@ -16,7 +16,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from rlscale.crashtest.compare import check_samples
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE
 from tests.integration.conftest import REWARDED, Command, command
 
 __all__ = ["command"]

@@ -28,10 +28,11 @@ from rlscale.engines.embedded.load_decoder import eos_ids, load_codec, load_deco
 from rlscale.engines.embedded.scheduler import Scheduler
 from rlscale.engines.embedded.scheduler_options import SchedulerOptions
 from rlscale.engines.embedded.weight_store import WeightStore
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server, exclude_startup_objects
+from rlscale.engines.server.http_server import Server, exclude_startup_objects
 from rlscale.errors import ConfigError
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.engine_chat import add_chat_routes

@@ -12,12 +12,13 @@ from rlscale.architectures.hf_config import read_config_json, read_hf_fields
 from rlscale.cli.long_paths import reports_long_paths
 from rlscale.engines.embedded.load_decoder import eos_ids, load_codec
 from rlscale.engines.fake import FakeService, Faults
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.scripted.answers import ScriptedAnswers
 from rlscale.engines.scripted.script import load_script
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server
+from rlscale.engines.server.http_server import Server
 from rlscale.errors import ConfigError
 from rlscale.hosts import is_loopback
 from rlscale.weights.receiver import EngineReceiver

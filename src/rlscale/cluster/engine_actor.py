@@ -9,8 +9,7 @@ import ray
 
 from rlscale.cluster.actor_process import log_to, with_actor_name
 from rlscale.cluster.node_network import listen_address, use_node_interface
-from rlscale.engines.launch import EngineLaunch, ProcessPlace
-from rlscale.engines.launch_plan import RENDEZVOUS_PORTS, NodeReport
+from rlscale.engines.launch import RENDEZVOUS_PORTS, EngineLaunch, NodeReport, ProcessPlace
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
 from rlscale.errors import EngineError, WorkerError

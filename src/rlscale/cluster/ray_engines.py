@@ -23,8 +23,8 @@ from rlscale.cluster.engine_actor import EngineActor, gpus_of_bundle
 from rlscale.cluster.ray_calls import find_dead_engines, gather_calls, watch_engines
 from rlscale.cluster.ray_session import Bundles
 from rlscale.control.restartable import Restartable
-from rlscale.engines.launch import EngineLaunch
-from rlscale.engines.launch_plan import NodeReport, engine_name, plan_engine, process_name
+from rlscale.engines.launch import EngineLaunch, NodeReport
+from rlscale.engines.launch_plan import engine_name, plan_engine, process_name
 from rlscale.errors import WorkerError
 from rlscale.plan.placement import Layout
 from rlscale.types import EngineAddress

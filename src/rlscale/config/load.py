@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlscale.config.advice import Advisor
 from rlscale.config.check_fields import CheckedFields, check_fields
+from rlscale.config.custom_file import merge_custom_file
 from rlscale.config.engine_models import merge_engine_file
-from rlscale.config.groups.custom import merge_custom_file
 from rlscale.config.hydra.compose import Composed, compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line

@@ -11,7 +11,7 @@ import aiohttp
 from rlscale.config import RunConfig, WeightChannelName, mixes_caches
 from rlscale.config.addresses import proxy_for
 from rlscale.engines.client.http_engine import HttpEngine
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.errors import EngineError, Problem
 from rlscale.hosts import is_loopback
 from rlscale.types import EngineAddress

@@ -13,6 +13,23 @@ from rlscale.engines.process import EngineProcess
 from rlscale.hosts import LOOPBACK, join_host_port
 from rlscale.types import EngineAddress
 
+API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
+"""Environment variable of a server: the key that its clients must send."""
+
+RENDEZVOUS_PORTS = 16
+"""Consecutive ports that SGLang derives from the address where its processes meet; it uses up to 14."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReport:
+    """Report of the node of one process of an engine: its address, free ports, and the GPUs of the process."""
+
+    host: str
+    port: int
+    rendezvous_port: int  # the first of `RENDEZVOUS_PORTS`
+    bootstrap_port: int | None = None  # for an engine that needs one
+    gpus: tuple[str, ...] = ()  # CUDA devices in the order of the bundles; empty on a CPU
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessPlace:

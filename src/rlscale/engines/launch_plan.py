@@ -10,23 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlscale.engines.launch import EngineLaunch, ProcessPlace
+from rlscale.engines.launch import RENDEZVOUS_PORTS, EngineLaunch, NodeReport, ProcessPlace
 from rlscale.hosts import join_host_port
 from rlscale.plan.placement import Layout, fill_nodes
-
-RENDEZVOUS_PORTS = 16
-"""Consecutive ports that SGLang derives from the address where its processes meet; it uses up to 14."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeReport:
-    """Report of the node of one process of an engine: its address, free ports, and the GPUs of the process."""
-
-    host: str
-    port: int
-    rendezvous_port: int  # the first of `RENDEZVOUS_PORTS`
-    bootstrap_port: int | None = None  # for an engine that needs one
-    gpus: tuple[str, ...] = ()  # CUDA devices in the order of the bundles; empty on a CPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

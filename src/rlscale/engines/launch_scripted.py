@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlscale.engines.launch import EngineLaunch, ProcessPlace
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE, EngineLaunch, ProcessPlace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

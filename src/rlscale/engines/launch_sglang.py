@@ -9,8 +9,7 @@ from typing import Any
 
 from rlscale.config.passthrough.sglang_python import foreign_environment
 from rlscale.config.server_groups import ServerGroup, ServerRole
-from rlscale.engines.launch import EngineLaunch, ProcessPlace, device_variables
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE, EngineLaunch, ProcessPlace, device_variables
 from rlscale.engines.sglang.prefill_decode import SeparateAddress
 from rlscale.types import EngineAddress
 from rlscale.weight_types import POLICY_ADAPTER

@@ -3,9 +3,14 @@
 Arithmetic on a resolved config alone; imports neither torch nor Ray.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rlscale.plan.hardware import HARDWARE, Hardware, find_hardware
-from rlscale.plan.plan import Plan, find_unsupported, make_plan
-from rlscale.plan.suggestions import Suggestion, find_suggestions
+
+if TYPE_CHECKING:
+    from rlscale.plan.plan import Plan, find_unsupported, make_plan
+    from rlscale.plan.suggestions import Suggestion, find_suggestions
 
 __all__ = [
     "HARDWARE",
@@ -17,3 +22,23 @@ __all__ = [
     "find_unsupported",
     "make_plan",
 ]
+
+_MODULES = {
+    "Plan": "rlscale.plan.plan",
+    "Suggestion": "rlscale.plan.suggestions",
+    "find_suggestions": "rlscale.plan.suggestions",
+    "find_unsupported": "rlscale.plan.plan",
+    "make_plan": "rlscale.plan.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs the rules of the config on first use (PEP 562): ranks read only the data sheets of GPUs."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, which are not all imported yet."""
+    return sorted({*globals(), *__all__})

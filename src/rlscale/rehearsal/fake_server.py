@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rlscale.architectures.hf_config import read_config_json
 from rlscale.engines.fake import FakeService, Faults
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, Server
+from rlscale.engines.server.http_server import Server
 from rlscale.types import RouteShape
 from rlscale.weights.receiver import EngineReceiver
 

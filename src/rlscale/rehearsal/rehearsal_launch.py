@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlscale.engines.launch import EngineLaunch, ProcessPlace
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE, EngineLaunch, ProcessPlace
 from rlscale.secrets import redact
 
 RECORD_SUFFIX = "_launch.json"

@@ -7,7 +7,7 @@ import pytest
 
 from rlscale.cli import buffer, convert, crashtest, serve, serve_script
 from rlscale.cli.serve import main, make_parser
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
+from rlscale.engines.launch import API_KEY_VARIABLE
 from tests.weight_files import write_no_weights
 
 

@@ -8,7 +8,8 @@ import pytest
 from rlscale.config import load_config
 from rlscale.config.load import load_config_with_notes
 from rlscale.driver.engines import build_launch
-from rlscale.engines.launch_plan import NodeReport, ProcessLaunch, plan_engine, plan_engines, rehearsed_report
+from rlscale.engines.launch import NodeReport
+from rlscale.engines.launch_plan import ProcessLaunch, plan_engine, plan_engines, rehearsed_report
 from rlscale.plan.placement import build_layout
 
 Planned = tuple[tuple[ProcessLaunch, ...], ...]

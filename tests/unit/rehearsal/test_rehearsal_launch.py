@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.engines.launch import ProcessPlace
+from rlscale.engines.launch import API_KEY_VARIABLE, ProcessPlace
 from rlscale.engines.launch_embedded import EmbeddedLaunch
 from rlscale.engines.launch_sglang import SglangLaunch
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.rehearsal.rehearsal_launch import RehearsalLaunch
 from rlscale.rehearsal.rehearsal_reward import RehearsedReward
 from rlscale.types import Prompt, Sample

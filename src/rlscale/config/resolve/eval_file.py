@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -153,6 +151,10 @@ def read_eval_file(path: str) -> list[EvalFileSet]:
 
 def _read_body(path: str) -> Mapping[str, Any]:
     """The mapping with `datasets`: the value of `eval`, or the whole file."""
+    # Trainer ranks import the rules, which import this module, and read no file: OmegaConf takes a fifth of a second.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         # Like slime: OmegaConf resolves `${...}`, and rejects a key that is given twice.
         file = Path(os.path.expanduser(path))

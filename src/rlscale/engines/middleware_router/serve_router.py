@@ -14,10 +14,11 @@ import uvicorn
 
 from rlscale.config import RouterPolicy
 from rlscale.config.user_functions import load_hook
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.engines.middleware_router.forwarding import EngineCalls
 from rlscale.engines.middleware_router.router_app import MiddlewareRouter
 from rlscale.engines.middleware_router.worker_table import WorkerTable
-from rlscale.engines.server.http_server import API_KEY_VARIABLE, KEEPALIVE_S, raise_file_limit
+from rlscale.engines.server.http_server import KEEPALIVE_S, raise_file_limit
 
 FULL_COLLECTION_EVERY = 1000
 """Collections of the middle generation between two full ones. Python's default of 10 is for small heaps: a full one

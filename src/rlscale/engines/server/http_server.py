@@ -9,7 +9,6 @@ from aiohttp import web
 
 from rlscale.hosts import join_host_port
 
-API_KEY_VARIABLE = "RLSCALE_ENGINE_API_KEY"
 # A pooled connection of a client outlives any pause between two rollouts.
 KEEPALIVE_S = 3600.0
 SHUTDOWN_S = 2.0

@@ -16,9 +16,9 @@ from typing import Any
 
 from rlscale.config import RouterConfig
 from rlscale.config.passthrough.sglang_python import foreign_environment
+from rlscale.engines.launch import API_KEY_VARIABLE
 from rlscale.engines.ports import reserve_port
 from rlscale.engines.process import EngineProcess
-from rlscale.engines.server.http_server import API_KEY_VARIABLE
 from rlscale.engines.sglang.prefill_decode import (
     count_workers,
     policy_of,
