@@ -1,5 +1,9 @@
 """Logprobs of given tokens, which a teacher of distillation is asked for: SGLang's input logprobs."""
 
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
 import aiohttp
 import numpy as np
 import pytest
@@ -9,26 +13,39 @@ from rlscale.config import load_config
 from rlscale.driver.open_teachers import find_other_tokenizers, find_silent_servers
 from rlscale.engines.client.teacher_client import TeacherClient
 from rlscale.errors import EngineError
+from rlscale.models.hf_models import load_causal_lm, load_tokenizer
 from rlscale.models.resolve_model import resolve_model
 from rlscale.types import EngineAddress
-from tests.contract.conftest import Target, Wire
-from tests.tiny_model import VOCAB_SIZE
+from tests.contract.conftest import OPENERS, Target, Wire, open_embedded
+from tests.tiny_model import FAMILIES, VOCAB_SIZE, write_tiny, write_tiny_qwen3
 
 TOKENS = [4, 7, 5, 9, 3, 8, 6, 4, 10, 7, 5]
 
 
-@pytest.fixture(scope="module", params=["embedded", pytest.param("sglang", marks=pytest.mark.slow)])
-def scoring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """The servers that score; its model is that of `expected_logprobs`."""
-    from tests.contract.conftest import OPENERS
+OTHER_FAMILIES = {name: partial(open_embedded, write=partial(write_tiny, family=name)) for name in FAMILIES}
+IN_CI = ("deepseek_v3", "gpt_oss")
+SERVERS = [
+    "embedded",
+    *(pytest.param(name, marks=[] if name in IN_CI else [pytest.mark.nightly]) for name in OTHER_FAMILIES),
+    pytest.param("sglang", marks=pytest.mark.slow),
+]
 
+
+@pytest.fixture(scope="module", params=SERVERS)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Path]]:
+    """A server that scores, and the folder of its model."""
+    folder = tmp_path_factory.mktemp("scoring")
     if request.param == "sglang":
-        shared: Target = request.getfixturevalue("sglang")
-        return shared
-    opened = OPENERS[request.param](tmp_path_factory.mktemp("scoring"))
-    target = opened.__enter__()
-    request.addfinalizer(lambda: opened.__exit__(None, None, None))
-    return target
+        # The server that other tests use has the same weights.
+        yield request.getfixturevalue("sglang"), write_tiny_qwen3(folder / "model")
+        return
+    with {**OPENERS, **OTHER_FAMILIES}[request.param](folder) as target:
+        yield target, folder / "model"
+
+
+@pytest.fixture(scope="module")
+def scoring(served: tuple[Target, Path]) -> Target:
+    return served[0]
 
 
 def client(target: Target, *, num_top: int = 0) -> TeacherClient:
@@ -36,12 +53,9 @@ def client(target: Target, *, num_top: int = 0) -> TeacherClient:
 
 
 @pytest.fixture
-def expected_logprobs(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+def expected_logprobs(served: tuple[Target, Path]) -> torch.Tensor:
     """By transformers, of the token after each of `TOKENS`. [T, V]"""
-    from rlscale.models.hf_models import load_causal_lm
-    from tests.tiny_model import write_tiny_qwen3
-
-    model = load_causal_lm(str(write_tiny_qwen3(tmp_path_factory.mktemp("model") / "model")), dtype=torch.float32)
+    model = load_causal_lm(str(served[1]), dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([TOKENS])).logits[0], dim=-1)
 
@@ -99,9 +113,6 @@ async def test_a_long_prompt_is_refused_with_a_status(scoring: Target) -> None:
 def test_a_teacher_with_another_tokenizer_is_refused_by_name(
     scoring: Target, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from rlscale.models.hf_models import load_tokenizer
-    from tests.tiny_model import write_tiny_qwen3
-
     own = load_tokenizer(str(write_tiny_qwen3(tmp_path_factory.mktemp("own") / "model")))
     config = load_config(["algo.opd_kl_coef=1.0", f"model.teacher_url={scoring.url}", "reward.type=random"])
     assert find_silent_servers(config) == [] == find_other_tokenizers(config, own, vocab_size=VOCAB_SIZE)

@@ -110,11 +110,11 @@ class DeltaNet:
     def _heads(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every value head. [..., C] -> [..., H, D], [..., H, D], [..., H, V]"""
         shape = self._shape
-        q, k, v = torch.split(convolved, shape.parts[:3], dim=-1)
-        q, k = (each.unflatten(-1, (shape.key_heads, -1)) for each in (q, k))
+        q, k, v = torch.split(convolved, list(shape.parts[:3]), dim=-1)
+        q, k = (each.view(*each.shape[:-1], shape.key_heads, -1) for each in (q, k))
         # Neighbouring value heads share a key head.
         q, k = (each.repeat_interleave(shape.value_heads // shape.key_heads, dim=-2) for each in (q, k))
-        return q, k, v.unflatten(-1, (shape.value_heads, -1))
+        return q, k, v.view(*v.shape[:-1], shape.value_heads, -1)
 
     def _finish(self, mixed: Tensor, gate: Tensor, adapters: RowAdapters | None) -> Tensor:
         """The output [N, hidden] of the delta rule [N, H, V]. The gate multiplies in float32, as in transformers."""
