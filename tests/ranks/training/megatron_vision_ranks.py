@@ -44,7 +44,7 @@ from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 from tests.ranks.training.fsdp_ranks import full_spec
 from tests.ranks.training.megatron_model_ranks import PP, SP, TP, conversion_round_trips, round_trips
-from tests.ranks.training.megatron_vision_roles import adapter_folder, adapters, critic_difference
+from tests.ranks.training.megatron_vision_roles import adapter_folder, adapters, critic_difference, muon_difference
 from tests.unit.training.fsdp.test_vision import image_batch, samples
 from tests.unit.training.rollouts import plan, spec
 
@@ -84,6 +84,7 @@ CASES = {
 TRAINED = {"tp2": (), "tp2 sp": (), "pp2": ("vision",)}
 """Case -> parts that are frozen in a run that is saved and resumed."""
 CRITICS = ("tp2 sp", "qwen2_5_vl pp2, recomputed")
+STEPPED_BY_MUON = ("tp2 sp", "qwen2_5_vl pp2, recomputed")
 ADAPTED = ("tp2 sp", "qwen2_5_vl tp2", "qwen2_5_vl pp2, recomputed")
 
 
@@ -223,6 +224,8 @@ def main(rank: int, port: int, root: Path, folder: Path, names: Sequence[str]) -
             report[name]["resumed"] = resumed(case, path, TRAINED[name], folder / name, rank=rank)
         if name in CRITICS:
             report[name]["critic"] = critic_difference(path, case.config, read_batch(path), SAMPLES, rank=rank)
+        if name in STEPPED_BY_MUON:
+            report[name]["muon"] = muon_difference(path, case.config, read_batch(path), SAMPLES, rank=rank)
         if name in ADAPTED:
             where = adapter_folder(folder, name)
             report[name]["adapters"] = adapters(path, case.config, read_batch(path), SAMPLES, where, rank=rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlscale.architectures.family import find_family
-from rlscale.config import BatchConfig, LoraConfig, MegatronConfig, ModelConfig
+from rlscale.config import BatchConfig, LoraConfig, MegatronConfig, ModelConfig, OptimizerName
 from rlscale.protocols import TrainBackend
 from rlscale.training.critic_backend import CriticBackend
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -61,6 +61,19 @@ def critic_difference(
     return max(worst)
 
 
+def muon_difference(
+    path: str, megatron: MegatronConfig, batch: TrainBatch, samples: Sequence[Sequence[int]], *, rank: int
+) -> float:
+    """Largest difference of metrics and weights between both backends, over three steps of Muon."""
+    muon: dict[str, Any] = {"name": OptimizerName.muon, "lr": 1e-3, "matrix_lr": 0.02}
+    made = full_spec(path, model=ModelConfig(use_hf_config_for_megatron=True), megatron=megatron, **muon)
+    expected, weights = _steps(FsdpBackend(made, rank=rank, world_size=2), batch, samples, num_data_ranks=2)
+    ours = MegatronBackend(made, rank=rank, world_size=2)
+    found, own = _steps(ours, batch, samples, num_data_ranks=data_ranks(megatron))
+    ours.close()
+    return max(_metric_difference(found, expected), _weight_difference(own, weights))
+
+
 def adapter_folder(reports: Path, case: str) -> Path:
     """The exports of runs with adapters."""
     return reports / f"{case}, adapters"
@@ -96,8 +109,8 @@ def adapters(
     dist.barrier()
     converted = load_file(folder / "converted" / "model.safetensors")
     return {
-        "numbers": max(abs(a[name] - b[name]) for a, b in zip(found, expected, strict=True) for name in a),
-        "weights": max((float((w - sent[name]).abs().max()) for name, w in weights.items()), default=0.0),
+        "numbers": _metric_difference(found, expected),
+        "weights": _weight_difference(weights, sent),
         "changed": [name for name, weight in weights.items() if not torch.equal(weight, before[name])],
         "resumed": same,
         "converted": all(torch.equal(converted[name], weight) for name, weight in weights.items()),
@@ -133,6 +146,15 @@ def _step(
 
 def _plan(batch: TrainBatch, samples: Sequence[Sequence[int]], *, num_data_ranks: int) -> StepPlan:
     return plan(batch, [samples[i::num_data_ranks] for i in range(num_data_ranks)])
+
+
+def _metric_difference(steps: Sequence[Mapping[str, float]], others: Sequence[Mapping[str, float]]) -> float:
+    return max(abs(a[name] - b[name]) for a, b in zip(steps, others, strict=True) for name in a)
+
+
+def _weight_difference(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """Largest difference; 0 on a rank that gets no weights."""
+    return max((float((weight - others[name]).abs().max()) for name, weight in weights.items()), default=0.0)
 
 
 def _full(parameter: Tensor) -> Tensor:

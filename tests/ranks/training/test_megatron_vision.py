@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from rlscale.config import ModelConfig
 from rlscale.models.resolve_model import resolve_model
 from tests.ranks.training.launch import report, run_ranks
-from tests.ranks.training.megatron_vision_ranks import ADAPTED, CASES, CRITICS, QWEN3, TRAINED
+from tests.ranks.training.megatron_vision_ranks import ADAPTED, CASES, CRITICS, QWEN3, STEPPED_BY_MUON, TRAINED
 from tests.ranks.training.megatron_vision_roles import adapter_folder
 from tests.tiny_vision import SMALL, VISION_BUILDS
 
@@ -96,6 +96,11 @@ def test_a_critic_equals_that_of_fsdp(name: str, short: Path) -> None:
     assert all(found["critic"] < 1e-5 for found in reports_of(name, short))
 
 
+@pytest.mark.parametrize("name", [name for name in STEPPED_BY_MUON if name in SHORT])
+def test_steps_of_muon_equal_those_of_fsdp(name: str, short: Path) -> None:
+    assert all(found["muon"] < 1e-5 for found in reports_of(name, short))
+
+
 @pytest.mark.parametrize("name", [name for name in ADAPTED if name in SHORT])
 def test_adapters_equal_those_of_fsdp(name: str, short: Path) -> None:
     assert_adapters(name, short)
@@ -110,6 +115,6 @@ def test_conversion_round_trips_bitwise(build: str, short: Path) -> None:
 @pytest.mark.parametrize("name", LONG)
 def test_every_layout_is_that_of_transformers(name: str, rest: Path) -> None:
     assert_equal(name, rest)
-    assert all(found.get("critic", 0.0) < 1e-5 for found in reports_of(name, rest))
+    assert all(found.get(key, 0.0) < 1e-5 for found in reports_of(name, rest) for key in ("critic", "muon"))
     if name in ADAPTED:
         assert_adapters(name, rest)

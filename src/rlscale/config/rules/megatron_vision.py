@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rlscale.architectures.family import find_family
 from rlscale.architectures.tower_shape import find_tower
-from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import uses_megatron
 from rlscale.config.rules.model import architecture_field
@@ -36,8 +35,6 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
         wrong.append(("megatron.pipeline_model_parallel_layout", "null", layout))
     if config.model.custom_model_provider_path is not None:
         wrong.append(("model.custom_model_provider_path", "null", config.model.custom_model_provider_path))
-    if config.optim.name == OptimizerName.muon:
-        wrong.append(("optim.name", "adam", config.optim.name))
     return [
         Problem(
             path=path,

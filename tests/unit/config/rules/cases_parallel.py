@@ -343,7 +343,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
                 "null",
             ),
             ("model.custom_model_provider_path", "my.build", "model.custom_model_provider_path", "null"),
-            ("optim.name", "muon", "optim.name", "adam"),
         )
     ),
     *(
