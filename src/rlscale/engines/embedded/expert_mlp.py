@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.engines.embedded.dense_mlp import DenseMlp
@@ -56,7 +55,9 @@ class ExpertMlp:
             return out_NH
         shared_NH = self._shared(x_NH)
         if self._shared_gate is not None:
-            shared_NH = in_whole_vectors(torch.sigmoid, F.linear(x_NH, self._shared_gate)) * shared_NH
+            # No matrix product: with one column its last bits depend on the place of a row.
+            logits_N1 = (x_NH * self._shared_gate).sum(dim=-1, keepdim=True)
+            shared_NH = in_whole_vectors(torch.sigmoid, logits_N1) * shared_NH
         return out_NH + shared_NH
 
     @property
