@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PREFIXES = ("model.", "model.language_model.")
-"""Of a model that is text only, and of one with a vision tower."""
+"""Prefixes of a model that is text only, and of one with a vision tower."""
 
 
 def find_prefix(names: Iterable[str]) -> str:
