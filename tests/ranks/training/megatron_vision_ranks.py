@@ -43,7 +43,7 @@ from rlscale.training.packing.microbatch import Microbatch
 from rlscale.training.spec import TrainerSpec
 from rlscale.types import TrainBatch
 from tests.ranks.training.fsdp_ranks import full_spec
-from tests.ranks.training.megatron_model_ranks import PP, SP, TP, conversion_round_trips, round_trips
+from tests.ranks.training.megatron_model_ranks import CP, PP, SP, TP, conversion_round_trips, round_trips
 from tests.ranks.training.megatron_vision_roles import adapter_folder, adapters, critic_difference, muon_difference
 from tests.unit.training.fsdp.test_vision import image_batch, samples
 from tests.unit.training.rollouts import plan, spec
@@ -76,6 +76,8 @@ CASES = {
     "tp2 sp, recomputed": VisionCase(sizes={TP: 2, "core_args": SP, **RECOMPUTED}),
     "qwen2_5_vl tp2": VisionCase(build=QWEN2_5, sizes={TP: 2}),
     "qwen2_5_vl tp2 sp": VisionCase(build=QWEN2_5, sizes={TP: 2, "core_args": SP}),
+    "cp2": VisionCase(sizes={CP: 2}),
+    "qwen2_5_vl cp2, recomputed": VisionCase(build=QWEN2_5, sizes={CP: 2, **RECOMPUTED}),
     "qwen2_5_vl pp2, recomputed": VisionCase(build=QWEN2_5, sizes={PP: 2, **RECOMPUTED}),
     "qwen2_5_vl pp2, interleaved": VisionCase(build=QWEN2_5, sizes={PP: 2, "core_args": INTERLEAVED}),
     "dp2, attention recomputed": VisionCase(sizes={"recompute_granularity": "selective"}),

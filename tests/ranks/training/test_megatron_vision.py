@@ -17,7 +17,7 @@ from tests.ranks.training.megatron_vision_ranks import ADAPTED, CASES, CRITICS, 
 from tests.ranks.training.megatron_vision_roles import adapter_folder
 from tests.tiny_vision import SMALL, VISION_BUILDS
 
-SHORT = ("dp2", "tp2", "tp2 sp", "pp2", "qwen2_5_vl tp2")
+SHORT = ("dp2", "tp2", "tp2 sp", "pp2", "cp2", "qwen2_5_vl tp2")
 LONG = [name for name in CASES if name not in SHORT]
 NUM_TOKENS = 3 + 3 + 1 + 2 + 2
 """Trainable tokens of the samples."""
@@ -58,7 +58,9 @@ def assert_equal(name: str, folder: Path) -> None:
         assert found["grads"] < 1e-5, found
         assert found["round trip"] and found["copies"]
     counts = [found["tokens"] for found in reports]
-    expected = {"tp": [NUM_TOKENS] * 2, "pp": [0, NUM_TOKENS]}.get(name.removeprefix("qwen2_5_vl ")[:2])
+    expected = {"tp": [NUM_TOKENS] * 2, "cp": [NUM_TOKENS] * 2, "pp": [0, NUM_TOKENS]}.get(
+        name.removeprefix("qwen2_5_vl ")[:2]
+    )
     assert counts == expected if expected else sum(counts) == NUM_TOKENS
 
 

@@ -27,8 +27,6 @@ def vision_towers_fit_megatron(config: RunConfig) -> list[Problem]:
         return []
     megatron = config.megatron
     wrong: list[tuple[str, str, object]] = []
-    if megatron.context_parallel_size > 1:
-        wrong.append(("megatron.context_parallel_size", "1", megatron.context_parallel_size))
     wrong += [(f"megatron.{name}", "false", True) for name in _FALSE_ARGS if megatron.core_args.get(name)]
     layout = megatron.core_args.get("pipeline_model_parallel_layout")
     if layout is not None:

@@ -334,7 +334,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
             IMAGES,
         )
         for path, value, key, needed in (
-            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1"),
             (CORE_ARGS, {"apply_rope_fusion": True}, "megatron.apply_rope_fusion", "false"),
             (
                 CORE_ARGS,

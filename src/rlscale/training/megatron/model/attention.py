@@ -66,6 +66,13 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has
             layout=_build_layout(lengths_S, context=context, device=device),
         )
 
+    @property
+    def positions(self) -> Tensor:
+        """The position in its sample of each of the P positions on all context-parallel ranks. [P]"""
+        offsets = self.cu_seqlens_q.long()
+        starts = offsets[:-1].repeat_interleave(offsets.diff())
+        return torch.arange(len(starts), device=starts.device) - starts
+
 
 def zigzag_positions(length: int, *, index: int, size: int) -> Int64:
     """The positions of a row of `length` tokens that rank `index` of `size` holds, in its order. [length / size]"""

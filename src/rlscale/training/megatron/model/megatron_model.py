@@ -120,13 +120,14 @@ class VisionDecoder(MegatronDecoder):
 
         Args:
             input_ids: [1, T]
-            position_ids: of the text, and of frames, rows and columns, [4, 1, T]; without images [1, T].
+            position_ids: of the text, and of frames, rows and columns, [4, 1, P], P positions on all context-parallel
+                ranks; without images they are not read.
             attention_mask: None.
             packed_seq_params: on the first stage with the images and the rows of this rank that get features.
             options: as `GPTModel.forward`.
         """
-        # The rows of the text repeat its positions.
-        rows = position_ids[1:] if position_ids.dim() == 3 else position_ids.expand(3, -1, -1)
+        # Megatron-core takes the angles of this rank from those of all context-parallel ranks.
+        rows = position_ids[1:] if position_ids.dim() == 3 else packed_seq_params.positions.expand(3, 1, -1)
         images = packed_seq_params.images
         if self.pre_process and images is not None:
             embedded = self.embedding(input_ids=input_ids, position_ids=None)

@@ -32,7 +32,7 @@ class MegatronMicrobatch(Microbatch):
     """A micro-batch with the parameters of its samples for Megatron-core's layers.
 
     `input_ids` and `position_ids` are this rank's share with context parallelism; sequence parallelism divides them
-    later. `logit_rows` index the positions of that share.
+    later. `logit_rows` index the positions of that share. Of a model with images `position_ids` are whole.
     """
 
     params: PackedSamples | None = field(kw_only=True)  # None: each sample is in its own row

@@ -80,9 +80,9 @@ class ImageRotaryEmbedding(nn.Module):
         """Angles of packed tokens, for both halves of a head: [T, 1, 1, 2 F].
 
         Args:
-            position_ids: frames, rows and columns. [3, 1, T]
+            position_ids: frames, rows and columns, on all context-parallel ranks. [3, 1, T]
             mrope_section: of Megatron-core's own embedding, which knows rows in blocks only.
-            cp_group: of one rank: a config rule excludes context parallelism.
+            cp_group: unused: attention takes the angles of this rank.
         """
         angles = position_ids[self.rows, 0].T.float() * self.frequencies
         return torch.cat((angles, angles), dim=-1)[:, None, None]

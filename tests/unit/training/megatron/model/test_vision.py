@@ -1,6 +1,7 @@
 """Models with images on Megatron-core: their names, positions and angles are those of transformers."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlscale.training.megatron.model.model_inputs import PackingOptions, pack_sa
 from rlscale.training.megatron.model.rotary import ImageRotaryEmbedding, inverse_frequencies
 from rlscale.training.megatron.model.transformer_config import load_architecture
 from rlscale.training.megatron.model.vision import TOWER, build_tower
+from rlscale.training.packing.context_parallel import ContextGroup
 from rlscale.training.packing.microbatch import pack
 from tests.tiny_vision import VISION_BUILDS, write_tiny_vision
 from tests.unit.training.fsdp.test_vision import image_batch
@@ -94,6 +96,26 @@ def test_padding_moves_images_with_their_samples(build: ModelBuild, tmp_path: Pa
     later = pack_samples(batch, range(6), options=PackingOptions(device=CPU, processor=processor, has_tower=False))
     assert later.params is not None and later.params.images is None
     assert np.array_equal(later.position_ids, expected.position_ids)
+
+
+@pytest.mark.parametrize("build", VISION_BUILDS)
+def test_context_parallel_ranks_have_features_of_their_chunks(build: ModelBuild, tmp_path: Path) -> None:
+    processor = load_image_processor(write_tiny_vision(build, tmp_path))
+    batch, features = image_batch(processor), []
+    expected = pack(batch, range(6), device=CPU, processor=processor).images
+    for index, part in product(range(2), range(2)):  # sequence parallelism divides the chunks of a rank
+        group = ContextGroup(index=index, size=2, group=None)  # type: ignore[arg-type]  # packing does not communicate
+        options = PackingOptions(device=CPU, processor=processor, context=group, multiple=2, part=part)
+        micro = pack_samples(batch, range(6), options=options)
+        assert micro.params is not None and micro.params.images is not None and expected is not None
+        images = micro.params.images
+        own = micro.input_ids[0].chunk(2)[part]
+        assert (own[images.rows] == processor.layout.image_token).all()
+        features.append(images.features)
+        # Positions are those of all ranks.
+        assert micro.position_ids.shape == (4, 1, 2 * micro.input_ids.shape[1])
+        assert torch.equal(micro.params.positions, micro.position_ids[0, 0])
+    assert torch.equal(torch.cat(features).sort().values, expected.features.sort().values)
 
 
 def test_a_rank_without_samples_computes_the_blank_image(tmp_path: Path) -> None:
