@@ -69,7 +69,7 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has
     @property
     def positions(self) -> Tensor:
         """The position in its sample of each of the P positions on all context-parallel ranks. [P]"""
-        offsets = self.cu_seqlens_q.long()
+        offsets: Tensor = self.cu_seqlens_q.long()
         starts = offsets[:-1].repeat_interleave(offsets.diff())
         return torch.arange(len(starts), device=starts.device) - starts
 
