@@ -10,6 +10,7 @@ from typing import Any
 
 from rapidfuzz.distance import OSA
 
+from rlscale.architectures.family import find_family
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import read_yaml_files
 from rlscale.config.keys import keys
@@ -42,7 +43,8 @@ def choose_model(draft: TranslationDraft) -> None:
             draft.report(argument, kind, f"{row.key} must be {error}")
     checkpoint = draft.settings.get("model.hf_checkpoint")
     name = "" if checkpoint is None else str(checkpoint.value)
-    found = find_option(name, {path: setting.value for path, (_, setting) in given.items()})
+    has_images = "data.multimodal_keys" in draft.settings or "vl" in _letters(name)
+    found = find_option(name, {path: setting.value for path, (_, setting) in given.items()}, has_images=has_images)
     values = {} if found is None else option_values("model", found)
     if found is not None:
         draft.options["model"] = found
@@ -55,12 +57,20 @@ def choose_model(draft: TranslationDraft) -> None:
             draft.report(argument, Kind.architecture, "is read from config.json of model.hf_checkpoint")
 
 
-def find_option(checkpoint: str, given: Mapping[str, Any]) -> str | None:
-    """The option of `model` of a checkpoint, by its architecture; without one by its name."""
-    best: tuple[float, str] | None = None
+def find_option(checkpoint: str, given: Mapping[str, Any], *, has_images: bool = False) -> str | None:
+    """The option of `model` of a checkpoint, by its architecture; without one by its name.
+
+    Args:
+        checkpoint: name or folder of the model.
+        given: keys of the architecture and their values.
+        has_images: the model reads images: it may have the same decoder as one that reads text only.
+    """
+    best: tuple[bool, float, str] | None = None
     for name in ConfigFolders.find().groups()["model"]:
         values = option_values("model", name)
         if "model.build" in values or "model.hf_checkpoint" not in values:
+            continue
+        if has_images is (find_family(values.get("model.model_type")).vision is None):
             continue
         shared = [path for path in given if path in values]
         differs = [path for path in shared if given[path] != values[path] and path not in MAY_DIFFER]
@@ -68,11 +78,11 @@ def find_option(checkpoint: str, given: Mapping[str, Any]) -> str | None:
             continue
         if len([path for path in SIZES if path in shared]) < 2 and not _is_named(checkpoint, values):
             continue
-        # Of several options with the same sizes, the one with the most similar name.
-        distance = OSA.normalized_distance(_letters(checkpoint), _letters(str(values["model.hf_checkpoint"])))
-        if best is None or distance < best[0]:
-            best = (distance, name)
-    return None if best is None else best[1]
+        # Of several options with the same sizes, the one whose name begins that of the checkpoint, or is most like it.
+        own, known = _letters(checkpoint), _letters(str(values["model.hf_checkpoint"]))
+        found = (not own.startswith(known), OSA.normalized_distance(own, known), name)
+        best = found if best is None else min(best, found)
+    return None if best is None else best[2]
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +28,12 @@ class CommandCalls:
 
     def call(self, called: list[Text], environment: dict[str, Text], source: Source, redirect: Node | None) -> Answer:
         name, arguments = value_of(called[0]), called[1:]
-        if name in self._reader.functions:
-            return self._call_function(name, arguments)
+        if name in self._reader.functions or name in ("source", ".", "eval"):
+            with self._assigned(environment):
+                return self._run_here(name, arguments, source)
         if name in OUTPUT_BUILTINS:
             return self._print(name, arguments, source)
         match name:
-            case "source" | ".":
-                return self._source_file(arguments, source)
             case "true" | ":":
                 return True
             case "false":
@@ -58,8 +59,6 @@ class CommandCalls:
                 return self._change_folder(arguments, source)
             case "printf":
                 return self._printf(arguments, source)
-            case "eval":
-                return self._reader.run_text(" ".join(map(value_of, arguments)), first_line=source.line - 1)
             case "read" | "mapfile" | "readarray":
                 return self._read(arguments, source, redirect)
             case "exit" | "sleep" | "shopt" | "trap" | "ulimit" | "wait" | "pkill" | "kill" | "unset":
@@ -74,6 +73,28 @@ class CommandCalls:
         if self._reader.output is not None:
             self._reader.output.append(unknown(" ".join(map(value_of, called)), source))
         return None
+
+    def _run_here(self, name: str, arguments: list[Text], source: Source) -> Answer:
+        """Runs what shares the variables of the script."""
+        if name in self._reader.functions:
+            return self._call_function(name, arguments)
+        if name == "eval":
+            return self._reader.run_text(" ".join(map(value_of, arguments)), first_line=source.line - 1)
+        return self._source_file(arguments, source)
+
+    @contextmanager
+    def _assigned(self, environment: dict[str, Text]) -> Iterator[None]:
+        """Assigns the variables in front of a command until it ends."""
+        variables = self._reader.record.variables
+        before = {name: variables.texts.get(name) for name in environment}
+        for name, text in environment.items():
+            variables.assign(name, text)
+        try:
+            yield
+        finally:
+            for name, old in before.items():
+                variables.texts.pop(name, None)
+                variables.texts.update({} if old is None else {name: old})
 
     def _call_function(self, name: str, arguments: list[Text]) -> Answer:
         body, file = self._reader.functions[name]

@@ -56,6 +56,8 @@ def words(folder: Path, text: str, given: Mapping[str, str] | None = None) -> li
         ('A=(1 2)\nprintf -v F "[%s]" "$(IFS=\', \'; echo "${A[*]}")"\nrun $F', "[1,2]"),
         # Functions and here documents.
         ("f() { local a=$1; A+=(--$a); }\nf x\nf y\nrun ${A[@]}", "--x|--y"),
+        ('f() { A="$X-$Y"; Z=kept; }\nX=1\nX=2 Y=3 f\nrun $A "$X" "$Y" $Z', "2-3|1||kept"),
+        ("X=4 eval 'A=$X'\nrun $A \"$X\"", "4|"),
         ('X=1\nT=$(cat <<EOF\nv=$X\nEOF\n)\nrun "$T"', "v=1"),
         ("run $(basename /a/b.sh .sh) $(dirname /a/b) $(seq -s, 1 3)", "b|/a|1,2,3"),
         ('set -- --p 1\nrun "$@" $#', "--p|1|2"),
@@ -103,6 +105,12 @@ def test_sourced_files_are_read(tmp_path: Path) -> None:
     assert [value_of(word) for word in command.words] == ["run", "--layers", "2"]
     assert command.words[1][0].source.file.endswith("models/m.sh")
     assert not record.notes
+
+
+def test_a_sourced_file_has_the_variables_in_front_of_it(tmp_path: Path) -> None:
+    """As slime's qwen3-4B-Instruct-2507.sh sources qwen3-4B.sh."""
+    (tmp_path / "model.sh").write_text('A=(--rotary-base "${BASE:-1000000}")\n')
+    assert words(tmp_path, 'BASE=5000000 source model.sh\nrun "${A[@]}" "$BASE"') == ["--rotary-base", "5000000", ""]
 
 
 def test_a_wrong_path_of_a_sourced_file_is_reported(tmp_path: Path) -> None:
