@@ -31,22 +31,13 @@ def test_the_stored_weights_are_those_of_todays_warm_ups() -> None:
     assert {Start(experiment=name).warmup for name in STOP_REWARDS} <= set(STARTS)
 
 
-STOP_REWARDS = {
-    "calculator": 0.6,
-    "search": 0.75,
-    "guess": 0.7,
-    "framework_agent": 0.6,
-    "two_agents": 0.5,
-    "code": 0.56,
-}
-"""Held-out success of the runs in CI: at least twice that of the start.
+STOP_REWARDS = {"calculator": 0.6, "search": 0.75, "guess": 0.7, "framework_agent": 0.6, "two_agents": 0.5}
+"""Held-out success of the runs in CI: at least twice that of the start. `code` needs minutes more: it starts a sandbox
+for every sample.
 
 They start from the stored weights of the warm-ups (`scripts/store_starts.py`). Nightly all examples make their warm-up
 and run until the success that their experiments ask for.
 """
-
-FASTER = {"code": ("optim.lr=6e-4", "optim.lr_warmup_iters=2", "data.num_rollout=24")}
-"""Overrides of the runs in CI: with twice the learning rate `code` needs a third of the rollouts for that success."""
 
 
 @pytest.fixture
@@ -68,7 +59,6 @@ def test_held_out_success_doubles(examples: ModuleType, name: str, tmp_path: Pat
     # Agents leave most rows of the engine empty, which it computes only where bits must not depend on them.
     overrides = [f"checkpoint.load={START_FOLDER / Start(experiment=name).warmup}", "rollout.deterministic=false"]
     overrides += ["eval.interval=6", "eval.max_examples=100", f"eval.stop_reward={STOP_REWARDS[name]}"]
-    overrides += FASTER.get(name, ())
     result = examples.run(name, tmp_path, overrides=overrides, env={"RAY_ADDRESS": shared_ray})
     assert examples.learns(result), result["held_out"]
 
