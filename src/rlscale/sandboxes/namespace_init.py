@@ -4,7 +4,7 @@
 
 The kernel ends all processes of the sandbox with the inner process. That ends with the outer one, and when the socket
 closes, so that nothing remains of a run that was killed. The outer process has the socket open until its end, so that
-the run reads the end of the socket when no process is left. Outer processes are forks of the starter, see
+the run reads end-of-file when no process is left. Outer processes are forks of the starter, see
 sandbox_starter.py. Standard library only; no installed package is on its path.
 """
 

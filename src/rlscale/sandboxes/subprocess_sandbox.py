@@ -125,12 +125,13 @@ class SubprocessSandbox:
         """See `Sandbox`."""
         self._end()
         try:
-            async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:  # a call that waits gets the end of the socket
+            async with asyncio.timeout(_STOP_TIMEOUT_S), self._lock:  # a call that waits reads end-of-file
                 await self._close()
         except TimeoutError:
             # It has the socket open, so that the number is still its own. Its inner process ends with it.
             if self._pid is not None and self._socket is not None:
-                os.kill(self._pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended in this moment
+                    os.kill(self._pid, signal.SIGKILL)
             async with self._lock:
                 await self._close()
 
