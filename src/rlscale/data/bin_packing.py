@@ -25,16 +25,16 @@ def first_fit_decreasing(sizes: Sequence[int], *, capacity: int) -> list[list[in
     by_size = np.argsort(-np.asarray(sizes, dtype=np.int64), kind="stable").tolist()
     free, bins = _BinTree(capacity), list[list[int]]()
     for own_size, run in groupby(by_size, key=sizes.__getitem__):
-        items, size = list(run), min(own_size, capacity)
-        while items:
+        items, size, placed = list(run), min(own_size, capacity), 0
+        while placed < len(items):
             place = free.first_with(size)
             if place == len(bins):
                 bins.append([])
             # How many items of this size fit into the bin at once; size 0 always fits.
-            fitting = free[place] // size if size else len(items)
-            bins[place] += items[:fitting]
-            free.reserve(place, size * min(fitting, len(items)))
-            items = items[fitting:]
+            fitting = min(free[place] // size, len(items) - placed) if size else len(items) - placed
+            bins[place] += items[placed : placed + fitting]
+            free.reserve(place, size * fitting)
+            placed += fitting
     return bins
 
 

@@ -47,7 +47,7 @@ def group_similar_lengths(lengths_S: Int64) -> Iterator[tuple[int, int]]:
     """Yields ranges of samples that differ by at most 8 tokens or a quarter: padding costs less than another call."""
     first = 0
     while first < len(lengths_S):
-        shortest = lengths_S[first]
+        shortest = int(lengths_S[first])
         last = int(np.searchsorted(lengths_S, max(shortest + 8, shortest * 5 // 4), side="right"))
         yield first, last
         first = last

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,7 +49,8 @@ class PackedLayout:
 
 def build_packed_layout(lengths_S: Int64, *, device: torch.device, rows: TreeRows | None = None) -> PackedLayout:
     """Builds the layout of samples end to end, in order of ascending length; `rows`: their tree, if they share any."""
-    assert len(lengths_S) and lengths_S[0] > 0 and (np.diff(lengths_S) >= 0).all(), "lengths must ascend from 1"
+    is_ascending = len(lengths_S) and lengths_S[0] > 0 and (lengths_S[1:] >= lengths_S[:-1]).all()
+    assert is_ascending, "lengths must ascend from 1"
     cu_seqlens = ends_of(lengths_S)
     buckets = []
     for first, last in group_similar_lengths(lengths_S):

@@ -53,7 +53,9 @@ def build_span_keys(rows: TreeRows, lengths_S: Int64, *, device: torch.device) -
 
 def ends_of(lengths: Int64) -> Int64:
     """0, then the end of each run of these lengths."""
-    return np.concatenate(([0], np.cumsum(lengths)))
+    ends = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
 
 
 def to_int32(array: Int64, device: torch.device) -> Tensor:

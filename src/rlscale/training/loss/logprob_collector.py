@@ -39,12 +39,13 @@ class LogprobCollector:
         if not self._rows:
             return
         assert logprobs is not None, "logprobs of a micro-batch are requested"
-        places = np.searchsorted(self._sorted_rows, micro.batch_rows)
+        rows = micro.batch_rows
+        places = np.searchsorted(self._sorted_rows, rows)
         places = np.minimum(places, len(self._sorted_rows) - 1)
-        is_requested = self._sorted_rows[places] == micro.batch_rows
+        is_requested = self._sorted_rows[places] == rows
         # An empty micro-batch holds one entry that belongs to a prompt: the loss mask drops it, on the host, because
         # reading the mask on the device would cost a transfer.
-        kept = np.flatnonzero(is_requested & (self._batch.loss_mask[micro.batch_rows] > 0))
+        kept = np.flatnonzero(is_requested & (self._batch.loss_mask[rows] > 0))
         if len(kept):
             entries = logprobs.detach()[torch.from_numpy(kept).to(logprobs.device)]
             self._found.append((self._index_of_row[places[kept]], entries))

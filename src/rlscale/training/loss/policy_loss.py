@@ -145,7 +145,7 @@ def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Micro
     rollout_logprobs = take_microbatch(columns.rollout_logprobs, micro)
     assert rollout_logprobs is not None, "the batch has the logprobs of the engine"
     add_trajectory_mean(rollout, micro, "old_logprobs", logprobs)
-    versions = torch.from_numpy(rollout.batch.weight_versions[micro.batch_rows]).to(rollout_logprobs.device)
+    versions = torch.from_numpy(micro.batch_runs.take(rollout.batch.weight_versions)).to(rollout_logprobs.device)
     # A token is stale if an earlier version of the weights generated it.
     is_current = micro.layout.mask_T & (versions == rollout.batch.version)
     current = logprob_difference(logprobs, rollout_logprobs_T=rollout_logprobs, mask_T=is_current)
@@ -160,7 +160,7 @@ def add_logprob_diff(rollout: PackedRollout, columns: TrainColumns, micro: Micro
 def add_eval_loss(rollout: PackedRollout, column: Tensor) -> None:
     """Adds the metric `loss`, the mean of -logprob over the trainable tokens, from a column of logprobs. [T]"""
     for micro in rollout.all_micros:
-        logprobs = column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
+        logprobs = micro.batch_runs.take_tensor(column).to(micro.targets.device)
         rollout.metrics.add({"loss": micro.layout.sum_and_count(-logprobs)})
 
 

@@ -41,7 +41,7 @@ def pack_share(
     places = _places(rows, assigned)
     mine = assigned[context.index]
     own_rows = np.concatenate([_rows_of(span, rows, span.start) for span in mine])
-    logit_rows, shard = shard_entries(rows, places, context=context, device=device)
+    logit_rows, shard = shard_entries(rows.trainable, places, context=context, device=device)
     targets = rows.targets[shard.own.cpu().numpy()]
     token_rows = None
     if with_token_rows:
@@ -55,7 +55,7 @@ def pack_share(
         targets=to_device(targets if len(targets) else np.zeros(1, dtype=np.int64), device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.trainable_batch_rows,
+        batch_runs=rows.trainable_batch_runs,
         shard=shard,
         token_rows=token_rows,
     )
@@ -109,11 +109,18 @@ def _packing(
 
 
 def shard_entries(
-    rows: SampleRows, places: TokenPlaces, *, context: ContextGroup, device: torch.device
+    tokens_R: Int64, places: TokenPlaces, *, context: ContextGroup, device: torch.device
 ) -> tuple[Int64, TokenShard]:
-    """Rows of this rank whose logits are computed, and the map from the entries of all ranks to the R tokens."""
+    """Rows of this rank whose logits are computed, and the map from the entries of all ranks to the R tokens.
+
+    Args:
+        tokens_R: index in E of each token that is predicted.
+        places: of the tokens E.
+        context: the ranks.
+        device: of the model.
+    """
     # The logits before a token predict it, on the rank that has that position.
-    before = np.maximum(rows.trainable - 1, 0)
+    before = np.maximum(tokens_R - 1, 0)
     ranks = places.rank[before]
     counts = np.bincount(ranks, minlength=context.size)
     most = max(int(counts.max()), 1)

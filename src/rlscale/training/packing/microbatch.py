@@ -28,6 +28,7 @@ from rlscale.training.packing.context_parallel import TokenShard
 from rlscale.training.packing.image_rows import ImageRows, PackedImages, lay_out_images
 from rlscale.training.packing.prefix_sharing import SharedRows, TreeRows, find_shared_rows, lay_out_tree
 from rlscale.training.packing.token_rows import TokenRows
+from rlscale.training.packing.token_runs import TokenRuns, count_up_to
 from rlscale.types import Int64, TrainBatch
 
 
@@ -57,12 +58,17 @@ class Microbatch:
     targets: Tensor  # [U]
     layout: TokenLayout  # of the R tokens
     sample_indices: Int64  # [S] into the batch, in packed order
-    batch_rows: Int64  # [R] row of each token in the columns of the batch
+    batch_runs: TokenRuns  # [R] rows of the tokens in the columns of the batch
     shard: TokenShard | None = None
     entries: SharedRows | None = None  # U to R; None: they are the same
     engine_rows: EngineRows | None = None  # with `train.true_on_policy_mode`
     images: PackedImages | None = None  # of a model with images
     token_rows: TokenRows | None = None  # of the T positions, where routes are replayed on FSDP2
+
+    @property
+    def batch_rows(self) -> Int64:
+        """Row of each token in the columns of the batch, computed again by each call. [R]"""
+        return self.batch_runs.indices()
 
     @property
     def num_shards(self) -> int:
@@ -101,10 +107,10 @@ class SampleRows:
     offsets: Int64  # [S] in the columns of the batch
     prompt_lens: Int64  # [S]
     tokens: Int64  # [E]
-    trainable: Int64  # [R] indices into E, ascending; one entry, masked, where no token is trainable
+    runs: TokenRuns  # [R] indices of the trainable tokens in E; one, masked, where no token is trainable
+    run_samples: Int64  # [K] sample of each run
     targets: Int64  # [R] their tokens
     mask: npt.NDArray[np.bool_]  # [R]
-    num_trainable: Int64  # [S] entries of `trainable` of each sample
     tree: TreeRows | None  # None: no rows are shared
     images: ImageRows | None = None
     is_placeholder: bool = False  # no samples: the only token is none of this rank
@@ -112,8 +118,13 @@ class SampleRows:
     @property
     def positions(self) -> Int64:
         """Position of each token within its sample. [E]"""
-        longest = np.arange(self.lengths[-1])
+        longest = count_up_to(int(self.lengths[-1]))
         return np.concatenate([longest[:length] for length in self.lengths.tolist()])
+
+    @property
+    def trainable(self) -> Int64:
+        """Index of each trainable token in E, ascending. [R]"""
+        return self.runs.indices()
 
     @property
     def batch_rows(self) -> Int64:
@@ -124,11 +135,9 @@ class SampleRows:
         return rows
 
     @property
-    def trainable_batch_rows(self) -> Int64:
-        """Row of each trainable token in the columns of the batch. [R]"""
-        rows = np.repeat(self.offsets - self.starts, self.num_trainable)
-        rows += self.trainable
-        return rows
+    def trainable_batch_runs(self) -> TokenRuns:
+        """Rows of the trainable tokens in the columns of the batch. [R]"""
+        return self.runs.moved((self.offsets - self.starts)[self.run_samples])
 
     def token_rows(
         self, places_E: Int64, *, num_places: int, is_here_E: npt.NDArray[np.bool_] | bool = True
@@ -142,7 +151,7 @@ class SampleRows:
 
     def layout(self, device: torch.device) -> TokenLayout:
         """Samples and mask of the R tokens."""
-        ids = np.repeat(np.arange(len(self.indices)), self.num_trainable)
+        ids = np.repeat(self.run_samples, self.runs.lengths)
         return TokenLayout(
             mask_T=to_device(self.mask, device),
             sample_ids_T=to_device(ids, device),
@@ -167,10 +176,10 @@ def pack(
         with_token_rows: for the replay of routes.
     """
     rows = lay_out_samples(batch, sample_indices, share_prompts=share_prompts, processor=processor)
-    logit_rows, tokens, positions, tree = rows.trainable - 1, rows.tokens, rows.positions, rows.tree
+    # The logits before a token predict it.
+    logit_rows, tokens, positions, tree = rows.runs.moved(-1).indices(), rows.tokens, rows.positions, rows.tree
     targets, entries, places = rows.targets, None, None
-    # The logits before a token predict it; the masked entry of an empty micro-batch may be at 0.
-    logit_rows[0] = max(logit_rows[0], 0)
+    logit_rows[0] = max(logit_rows[0], 0)  # the masked entry of an empty micro-batch may be at 0
     if tree is not None:
         row_of = np.empty(len(tokens), dtype=np.int64)
         row_of[tree.pick] = np.arange(len(tree.pick))
@@ -195,7 +204,7 @@ def pack(
         targets=to_device(targets, device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.trainable_batch_rows,
+        batch_runs=rows.trainable_batch_runs,
         entries=entries,
         images=images,
         token_rows=_token_rows(rows, places, num_places=len(tokens)) if with_token_rows else None,
@@ -244,7 +253,7 @@ def pad(
         targets=to_device(rows.targets, device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.trainable_batch_rows,
+        batch_runs=rows.trainable_batch_runs,
         token_rows=_token_rows(rows, slots, num_places=num_samples * width) if with_token_rows else None,
     )
 
@@ -265,22 +274,22 @@ def lay_out_samples(
     """Rows of some samples. No samples at all become the first token of the batch, masked."""
     is_empty = not len(sample_indices)
     indices = np.asarray([0] if is_empty else sample_indices, dtype=np.int64)
-    lengths = np.ones(1, dtype=np.int64) if is_empty else np.diff(batch.offsets)[indices]
+    # Of these samples only: a step may consist of thousands of micro-batches.
+    lengths = np.ones(1, dtype=np.int64) if is_empty else batch.offsets[indices + 1] - batch.offsets[indices]
     order = np.argsort(lengths, kind="stable")
-    indices, lengths_S = indices[order], lengths[order].astype(np.int64)
+    indices, lengths_S = indices[order], lengths[order]
     starts, offsets = np.cumsum(lengths_S) - lengths_S, batch.offsets[indices]
     # Slices, not an index for each token: whole samples are copied at the speed of memory.
-    slices = [slice(*ends) for ends in zip(offsets.tolist(), (offsets + lengths_S).tolist(), strict=True)]
+    slices = list(map(slice, offsets.tolist(), (offsets + lengths_S).tolist()))
     tokens = np.concatenate([batch.tokens[each] for each in slices], dtype=np.int64)
     is_trainable = np.concatenate([batch.loss_mask[each] for each in slices]) != 0
     if is_empty:
         is_trainable[:] = False
     assert not is_trainable[starts].any(), "the first token of a sample has no token before it that predicts it"
-    # Selection by booleans is twice as fast as by indices.
-    trainable, targets = np.flatnonzero(is_trainable), tokens[is_trainable]
-    mask = np.ones(len(trainable), dtype=bool)
-    if not len(trainable):
-        trainable, targets, mask = np.zeros(1, dtype=np.int64), tokens[:1], np.zeros(1, dtype=bool)
+    runs = TokenRuns.from_mask(is_trainable)
+    mask = np.ones(len(runs), dtype=bool)
+    if not len(runs):
+        runs, mask = TokenRuns(starts=np.zeros(1, np.int64), lengths=np.ones(1, np.int64)), np.zeros(1, dtype=bool)
     prompt_lens = batch.prompt_lens[indices].astype(np.int64)
     images = None if processor is None else lay_out_images(batch, indices, lengths_S, tokens, processor)
     tree = None
@@ -298,10 +307,11 @@ def lay_out_samples(
         offsets=offsets,
         prompt_lens=prompt_lens,
         tokens=tokens,
-        trainable=trainable,
-        targets=targets,
+        runs=runs,
+        # No run extends over two samples, as the first token of a sample is not trainable.
+        run_samples=np.searchsorted(starts, runs.starts, side="right") - 1,
+        targets=runs.take(tokens),
         mask=mask,
-        num_trainable=np.diff(np.searchsorted(trainable, starts + lengths_S), prepend=0),
         tree=tree,
         images=images,
         is_placeholder=is_empty,
@@ -310,4 +320,5 @@ def lay_out_samples(
 
 def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     """The array as a tensor on `device`; the copy may still be under way."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
