@@ -91,8 +91,8 @@ def all_tests(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Tests that take too long for CI."""
-    _pytest(session, ("tests",), "nightly and not gpu", "--durations=15", *SIDE_BY_SIDE)
+    """Tests that take too long for CI. Continues where a session of the same commit was interrupted or failed."""
+    _pytest(session, ("tests",), "nightly and not gpu", "-p", "tests.continued", "--durations=15", *SIDE_BY_SIDE)
 
 
 @nox.session
