@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlscale.models.packed_linear import PackedLinear
-from rlscale.models.quantized_weights import QuantizedWeight
+from rlscale.models.quantized_weights import KeptWeight, QuantizedWeight
 
 
 class QuantizedLinear:
-    """`x @ weight.T + bias`, with the rows of several quantised weights one below the other.
+    """`x @ weight.T + bias`, with the rows of several weights, quantised or not, one below the other.
 
     On a CPU the product is that of a `PackedLinear` of the dequantised weight, kept until a weight changes: the numbers
     are those of low precision, the memory is not. On a GPU the weight is dequantised for every product.
@@ -19,7 +19,7 @@ class QuantizedLinear:
 
     __slots__ = ("_copy", "_parts", "_version", "bias")
 
-    def __init__(self, parts: Sequence[QuantizedWeight], bias: Tensor | None) -> None:
+    def __init__(self, parts: Sequence[QuantizedWeight | KeptWeight], bias: Tensor | None) -> None:
         self._parts, self.bias = tuple(parts), bias
         self._copy: PackedLinear | None = None
         self._version: tuple[tuple[int, ...], ...] = ()
@@ -55,7 +55,10 @@ class QuantizedLinear:
 
 
 class QuantizedStack:
-    """The matrices [E, O, I] of several quantised weights, kept on a CPU until a weight changes."""
+    """The matrices of several quantised weights [E, O, I], or of one with stacked experts, as it has them.
+
+    On a CPU they are kept until a weight changes.
+    """
 
     __slots__ = ("_copy", "_parts", "_version")
 
@@ -68,7 +71,8 @@ class QuantizedStack:
         version = tuple(part.version for part in self._parts)
         if self._copy is not None and self._version == version:
             return self._copy
-        dense = torch.stack([part.dense() for part in self._parts])
+        matrices = [part.dense() for part in self._parts]
+        dense = torch.stack(matrices) if matrices[0].dim() == 2 else torch.cat(matrices)
         if dense.device.type == "cpu":
             self._copy, self._version = dense, version
         return dense

@@ -26,6 +26,8 @@ def test_same_as_linear(dtype: torch.dtype, bias: bool) -> None:
 def test_a_product_is_added_to_a_tensor_that_stays(dtype: torch.dtype, can_pack: bool) -> None:
     torch.manual_seed(0)
     product = PackedLinear(torch.randn(96, 8).to(dtype), None)
+    if can_pack and not product._can_pack:
+        pytest.skip("torch packs no weights of this dtype on this CPU")
     product._can_pack = can_pack
     for num_rows in (1, 7, 32):
         x, out = torch.randn(num_rows, 8).to(dtype), torch.randn(num_rows, 96).to(dtype)

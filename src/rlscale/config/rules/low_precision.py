@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlscale.architectures.family import find_family
-from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP, is_quantized
+from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.architectures.low_precision import FP8_BLOCK, INT4_GROUP
 from rlscale.config.groups.cluster import Device
 from rlscale.config.groups.rollout import EngineKind, WeightPrecision
 from rlscale.config.problems import show
@@ -28,15 +29,21 @@ tokens to experts gives each rank whole experts."""
 @rule
 @for_each_group
 def engine_reads_low_precision(config: RunConfig) -> list[Problem]:
-    """SGLang repacks INT4 weights for its kernels when it loads them, and has FP8 layers for GPUs and CPUs with AMX."""
+    """SGLang repacks INT4 weights for its kernels when it loads them, and has FP8 layers for GPUs and CPUs with AMX.
+
+    It loads experts of gpt-oss without the scales of FP8 blocks (`models/gpt_oss.py`, `_load_normal_weights`).
+    """
     precision, engine = config.rollout.weight_precision, config.rollout.engine
     is_external = uses_external_engines(config)
     if precision is None or not uses_engines(config) or not (is_external or engine == EngineKind.sglang):
         return []
     if precision == WeightPrecision.int4:
-        rule = f"be fp8 or null with rollout.engine={engine} (not supported yet: int4 weights in SGLang)"
-        fix = "set it to fp8; SGLang repacks int4 weights when it starts, so a weight sync cannot replace them"
-        return [_problem(precision, rule, fix)]
+        rule = f"be fp8 or null with rollout.engine={engine}: SGLang 0.5.23 repacks int4 weights when it starts, so a "
+        return [_problem(precision, f"{rule}weight sync cannot replace them", "set it to fp8")]
+    family = find_family(architecture_field(config.model, "model_type"))
+    if family.sinks:
+        rule = f"be null with rollout.engine={engine} and model.model_type={family.name}: SGLang 0.5.23 does not load "
+        return [_problem(precision, f"{rule}scales of its experts in fp8 blocks", _REMOVE)]
     if is_external:
         return []
     if config.cluster.device == Device.cpu:
@@ -49,11 +56,10 @@ def engine_reads_low_precision(config: RunConfig) -> list[Problem]:
 
 
 def _sglang_problems(config: RunConfig, precision: WeightPrecision) -> list[Problem]:
-    family = find_family(architecture_field(config.model, "model_type"))
-    if family.vision is not None:
-        rule = f"be null with rollout.engine=sglang and model.model_type={family.name}"
-        return [_problem(precision, f"{rule} (not supported yet: low precision of models with images)", _REMOVE)]
     given = config.sglang.server_args
+    if given.get("speculative_draft_model_path") is not None:
+        rule = "be null with sglang.speculative_draft_model_path: SGLang 0.5.23 expects it in fp8, too"
+        return [_problem(precision, rule, _REMOVE)]
     if any(given.get(name) not in (None, False, "none") for name in _OTHER_LAYOUTS):
         return []  # SGLang itself refuses widths that do not fit
     ranks = config.cluster.rollout_num_gpus_per_engine // int(given.get("pp_size") or 1)
@@ -72,25 +78,26 @@ def int4_groups_divide_the_inputs(config: RunConfig) -> list[Problem]:
     precision = config.rollout.weight_precision
     if precision != WeightPrecision.int4 or not uses_engines(config):
         return []
-    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size", "q_lora_rank", "kv_lora_rank"):
-        width = architecture_field(config.model, name)
+    names = ("hidden_size", "intermediate_size", "moe_intermediate_size", "q_lora_rank", "kv_lora_rank")
+    widths = {f"model.{name}": architecture_field(config.model, name) for name in names}
+    widths |= _widths_of_config_json(config)
+    for name, width in widths.items():
         if width is not None and width % INT4_GROUP:
-            rule = f"be fp8 or null where model.{name}={width} is no multiple of {INT4_GROUP}, the size of a group"
+            rule = f"be fp8 or null where {name}={width} is no multiple of {INT4_GROUP}, the size of a group"
             return [_problem(precision, rule, "set it to fp8")]
     return []
 
 
-@rule
-def experts_are_quantised(config: RunConfig) -> list[Problem]:
-    """Layers are quantised by their names: experts with other names, most of the weights, would keep their dtype."""
-    precision, family = config.rollout.weight_precision, find_family(architecture_field(config.model, "model_type"))
-    if precision is None or not uses_engines(config) or family.hf_names is None:
-        return []
-    names = [name for weight in family.hf_names.expert for name in weight.numbered(layer=0, expert=0).hf]
-    if all(is_quantized(name) for name in names):
-        return []
-    rule = f"be null with model.model_type={family.name} (not supported yet: low precision of its experts)"
-    return [_problem(precision, rule, _REMOVE)]
+def _widths_of_config_json(config: RunConfig) -> dict[str, int | None]:
+    """Input widths that no key sets: of a shared expert with a gate, and of the output of linear attention."""
+    if config.model.build is not None:
+        return {}
+    fields = read_hf_fields(config.model.hf_checkpoint)
+    found = {"config.json's shared_expert_intermediate_size": fields.get("gated_shared_size")}
+    if "linear_value_heads" in fields:
+        values = fields["linear_value_heads"] * fields["linear_value_width"]
+        found["config.json's linear_num_value_heads * linear_value_head_dim"] = values
+    return found
 
 
 @rule

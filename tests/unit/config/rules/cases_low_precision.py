@@ -1,12 +1,18 @@
 """Cases of the rules about `rollout.weight_precision`; see `cases.CASES` for the columns."""
 
-from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, SGLANG, Values
+from tests.unit.config.rules.valid_config import GPUS_PER_ENGINE, QWEN3_NEXT_FOLDER, SGLANG, Values
 
 KEY = "rollout.weight_precision"
 FP8: Values = {KEY: "fp8"}
 INT4: Values = {KEY: "int4"}
 ON_GPUS: Values = {**SGLANG, "cluster.device": "cuda", "model.intermediate_size": 1024}
 EXTERNAL: Values = {"rollout.engine": "external", "rollout.external_engine_addrs": ["127.0.0.1:30000"]}
+NEXT: Values = {
+    "model.build": None,
+    "model.hf_checkpoint": QWEN3_NEXT_FOLDER,
+    "model.intermediate_size": 64,
+    "model.moe_intermediate_size": 32,
+}
 
 CASES: list[tuple[str, Values, str, Values]] = [
     (
@@ -19,8 +25,8 @@ CASES: list[tuple[str, Values, str, Values]] = [
     (
         "engine_reads_low_precision",
         {**ON_GPUS, **INT4},
-        f"{KEY} must be fp8 or null with rollout.engine=sglang (not supported yet: int4 weights in SGLang), got int4; "
-        "set it to fp8",
+        f"{KEY} must be fp8 or null with rollout.engine=sglang: SGLang 0.5.23 repacks int4 weights when it starts, so "
+        "a weight sync cannot replace them, got int4; set it to fp8",
         {**ON_GPUS, **FP8},
     ),
     (
@@ -43,23 +49,17 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "engine_reads_low_precision",
-        {**ON_GPUS, **FP8, "model.model_type": "qwen3_vl"},
-        "(not supported yet: low precision of models with images)",
-        {**ON_GPUS, **FP8, "model.model_type": "qwen3"},
-    ),
-    (
-        "experts_are_quantised",
+        {**ON_GPUS, **FP8, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "gpt_oss"},
+        f"{KEY} must be null with rollout.engine=sglang and model.model_type=gpt_oss: SGLang 0.5.23 does not load "
+        "scales of its experts in fp8 blocks, got fp8; remove it",
         {**FP8, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "gpt_oss"},
-        f"{KEY} must be null with model.model_type=gpt_oss (not supported yet: low precision of its experts), got fp8; "
-        "remove it",
-        {**FP8, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "deepseek_v3"},
     ),
     (
-        "linear_attention_keeps_its_precision",
-        {**FP8, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_5_moe"},
-        f"{KEY} must be null with model.model_type=qwen3_5_moe (not supported yet: low precision of linear attention), "
-        "got fp8; remove it",
-        {**FP8, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "qwen3_moe"},
+        "int4_groups_divide_the_inputs",
+        {**INT4, **NEXT},
+        f"{KEY} must be fp8 or null where config.json's shared_expert_intermediate_size=24 is no multiple of 32, the "
+        "size of a group, got int4; set it to fp8",
+        {**FP8, **NEXT},
     ),
     (
         "int4_groups_divide_the_inputs",
@@ -85,6 +85,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**INT4, "model.intermediate_size": 400},
         f"{KEY} must be fp8 or null where model.intermediate_size=400 is no multiple of 32, the size of a group",
         {**FP8, "model.intermediate_size": 400},
+    ),
+    (
+        "engine_reads_low_precision",
+        {**ON_GPUS, **FP8, "sglang.server_args": {"speculative_draft_model_path": "/draft"}},
+        f"{KEY} must be null with sglang.speculative_draft_model_path: SGLang 0.5.23 expects it in fp8, "
+        "too, got fp8; remove it",
+        {**ON_GPUS, **FP8},
     ),
     (
         "true_on_policy_mode_excludes_low_precision",

@@ -28,6 +28,12 @@ CASES = [
     (write_tiny_qwen3_moe, WeightPrecision.fp8),
     (partial(write_tiny, family="kimi_k2"), WeightPrecision.fp8),
     (partial(write_tiny, family="glm4"), WeightPrecision.int4),
+    (partial(write_tiny, family="minimax_m2"), WeightPrecision.fp8),
+    (partial(write_tiny, family="gpt_oss"), WeightPrecision.fp8),
+    (partial(write_tiny, family="gpt_oss", intermediate_size=64), WeightPrecision.int4),
+    (partial(write_tiny, family="qwen3_next"), WeightPrecision.fp8),
+    (partial(write_tiny, family="qwen3_5_text"), WeightPrecision.fp8),
+    (partial(write_tiny, family="qwen3_5_text", linear_value_head_dim=16), WeightPrecision.int4),
 ]
 
 
