@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlscale.config import load_config
-from rlscale.driver.open_teachers import find_other_tokenizers, find_silent_servers
+from rlscale.driver.open_teachers import find_other_tokenizers, find_unusable_servers
 from rlscale.engines.client.teacher_client import TeacherClient
 from rlscale.errors import EngineError
 from rlscale.models.hf_models import load_causal_lm, load_tokenizer
@@ -115,7 +115,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_by_name(
 ) -> None:
     own = load_tokenizer(str(write_tiny_qwen3(tmp_path_factory.mktemp("own") / "model")))
     config = load_config(["algo.opd_kl_coef=1.0", f"model.teacher_url={scoring.url}", "reward.type=random"])
-    assert find_silent_servers(config) == [] == find_other_tokenizers(config, own, vocab_size=VOCAB_SIZE)
+    assert find_unusable_servers(config) == [] == find_other_tokenizers(config, own, vocab_size=VOCAB_SIZE)
     full = load_config(["algo.opd_kl_coef=1.0", "algo.opd_kl=full", f"model.teacher_url={scoring.url}"])
     assert not find_other_tokenizers(full, own, vocab_size=VOCAB_SIZE)
     if scoring.kind != "sglang":  # it does not report the size of its vocabulary
@@ -131,7 +131,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_by_name(
 
 def test_a_teacher_that_does_not_answer_is_reported() -> None:
     config = load_config(["algo.opd_kl_coef=1.0", "model.teacher_url=http://127.0.0.1:9", "reward.type=random"])
-    [problem] = find_silent_servers(config)
+    [problem] = find_unusable_servers(config)
     assert str(problem).startswith("model.teacher_url must name a server that responds, got http://127.0.0.1:9 (")
 
 

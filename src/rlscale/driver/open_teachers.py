@@ -46,9 +46,9 @@ def build_teachers(config: RunConfig, *, vocab_size: int) -> TeacherGrading | No
     return TeacherGrading(choice, max_retries=config.sampling.max_retries)
 
 
-def find_silent_servers(config: RunConfig) -> list[Problem]:
-    """Problems of servers that do not answer."""
-    return asyncio.run(_find_silent(config))
+def find_unusable_servers(config: RunConfig) -> list[Problem]:
+    """Problems of servers that do not answer, or read no images in a run that has some."""
+    return asyncio.run(_find_unusable(config))
 
 
 def find_other_tokenizers(config: RunConfig, tokenizer: PreTrainedTokenizerBase, *, vocab_size: int) -> list[Problem]:
@@ -77,15 +77,21 @@ def _open_client(key: str, url: str, config: RunConfig, *, timeout_s: float, num
     return TeacherClient(address, timeout_s=timeout_s, num_top=num_top)
 
 
-async def _find_silent(config: RunConfig) -> list[Problem]:
+async def _find_unusable(config: RunConfig) -> list[Problem]:
     problems = []
     for key, url in _urls(config).items():
         client = _open_client(key, url, config, timeout_s=CHECK_TIMEOUT_S)
         try:
+            # A server that does not say so is asked with the first sample.
+            is_blind = config.data.multimodal_keys is not None and await client.reads_images() is False
             await client.vocab_size()
         except EngineError as error:
             value, fix = f"{public_url(url)} ({error})", "start it, e.g. with rlscale-serve, or correct the URL"
             problems.append(Problem(path=key, rule="name a server that responds", value=value, fix=fix))
+        else:
+            if is_blind:
+                rule, fix = "name a teacher that reads images, as data.multimodal_keys is set", "serve another model"
+                problems.append(Problem(path=key, rule=rule, value=public_url(url), fix=fix))
         finally:
             await client.close()
     return problems

@@ -219,8 +219,10 @@ def _warn_of_process_keys(config: RewardConfig) -> None:
 
 def _open_replay(config: RunConfig) -> RolloutSource | None:
     template = config.debug.load_rollout_data
-    has_routes = config.algo.use_rollout_routing_replay
-    return None if template is None else ReplayedRollouts(template, has_routes=has_routes)
+    if template is None:
+        return None
+    has_routes, has_images = config.algo.use_rollout_routing_replay, config.data.multimodal_keys is not None
+    return ReplayedRollouts(template, has_routes=has_routes, has_images=has_images)
 
 
 def _route_shape(config: RunConfig, model_path: str, fields: Mapping[str, Any]) -> RouteShape | None:

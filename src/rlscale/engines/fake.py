@@ -446,6 +446,7 @@ class FakeService:
             "weight_version": self.version,
             "adapters": self.adapters,
             "vocab_size": self.limits.vocab_size,
+            "has_image_understanding": self.limits.has_images,
             "max_context_len": self.limits.max_context_len,
             "compares_checksums": True,
             "weight_formats": [] if self._receiver is None else self._receiver.formats,

@@ -49,6 +49,7 @@ IMAGE_CACHE_MB = 256
 HOST_IP = "SGLANG_HOST_IP"
 """Variable with the address at which prefill and decode servers exchange the KV cache."""
 
+DRAFT_MODEL = "speculative_draft_model_path"
 MODEL_OVERRIDES = "json_model_override_args"
 """Argument with entries that replace those of the model's `config.json`."""
 
@@ -97,6 +98,11 @@ class SglangLaunch(EngineLaunch):
     def needs_bootstrap_port(self) -> bool:
         return self.role == ServerRole.prefill
 
+    @property
+    def keeps_draft(self) -> bool:
+        """Whether another model than the policy drafts tokens."""
+        return self.server_args.get(DRAFT_MODEL) not in (None, self.model_path)
+
     def for_engine(self, number: int) -> EngineLaunch:
         first = 0
         for group in self.groups:
@@ -109,13 +115,14 @@ class SglangLaunch(EngineLaunch):
 
     def address(self, place: ProcessPlace) -> EngineAddress:
         if self.role is None:
-            address = EngineLaunch.address(self, place)
+            address = replace(EngineLaunch.address(self, place), keeps_draft=self.keeps_draft)
             return replace(address, adapter=POLICY_ADAPTER, names_versions=True) if self.lora is not None else address
         return SeparateAddress(
             name=self.name,
             url=place.url,
             num_ranks=self.num_ranks,
             api_key=self.api_key,
+            keeps_draft=self.keeps_draft,
             role=self.role,
             bootstrap_port=place.bootstrap_port,
         )
@@ -164,6 +171,9 @@ class SglangLaunch(EngineLaunch):
         elif self.releases_memory:
             # Without it a release frees nothing.
             arguments["enable_memory_saver"] = True
+            if self.keeps_draft:
+                # Else its weights are lost with the memory, and no sync sends them again.
+                arguments["enable_draft_weights_cpu_backup"] = True
         # Arguments of the user take precedence over all others.
         return arguments | given
 

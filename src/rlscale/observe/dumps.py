@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from rlscale.errors import DataError
-from rlscale.types import Float32, Group, RouteIds, Sample, TrainBatch, WeightVersion
+from rlscale.observe.dump_parts import write_images, write_routes
+from rlscale.types import Float32, Group, TrainBatch, WeightVersion
 
 
 class RolloutDump:
@@ -19,8 +19,7 @@ class RolloutDump:
 
     A rollout repeated after a resume overwrites its file.
 
-    Expert routes (hundreds of ids per token) go into `<file>.routes.safetensors`: one tensor for each sample with
-    routes. Its key is the line number of the sample, counted from 0.
+    Expert routes and images are in files next to it, see `dump_parts`.
 
     Args:
         template: path with `{rollout_id}` in it.
@@ -33,8 +32,10 @@ class RolloutDump:
         """Writes the samples that weights of `version` trained on. The file is complete or absent."""
         path = Path(self._template.replace("{rollout_id}", str(rollout_id)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Routes first: a reader that finds the samples also finds their routes.
-        _write_routes(path, [sample for group in groups for sample in (*group.samples, *group.failed)])
+        # First: a reader that finds the samples also finds the rest of them.
+        samples = [sample for group in groups for sample in (*group.samples, *group.failed)]
+        write_routes(path, samples)
+        write_images(path, samples)
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(_line(record) for record in _records(rollout_id, groups, version))
@@ -123,37 +124,6 @@ def read_dump(path: Path) -> list[dict[str, Any]]:
         except (json.JSONDecodeError, TypeError, ValueError) as error:
             raise DataError(f"{path}, row {row} must be a JSON object, got {line[:80]!r}; dump it again") from error
     return records
-
-
-def read_routes(path: Path) -> dict[int, RouteIds]:
-    """Routes of the samples in the dump `path`, by row from 0. Empty if the dump has no routes.
-
-    Raises DataError if the routes file cannot be read.
-    """
-    file = _routes_file(path)
-    if not file.exists():
-        return {}
-    try:
-        return {int(row): routes for row, routes in load_file(file).items()}
-    except (OSError, ValueError, SafetensorError) as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise DataError(f"{file} must hold the routes of samples, got {cause}; dump it again") from error
-
-
-def _routes_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.routes.safetensors")
-
-
-def _write_routes(path: Path, samples: Sequence[Sample]) -> None:
-    routes = {str(row): sample.routes for row, sample in enumerate(samples) if sample.routes is not None}
-    file = _routes_file(path)
-    if not routes:
-        # A file of an earlier run would not match the new samples.
-        file.unlink(missing_ok=True)
-        return
-    temporary = file.with_name(f".{file.name}.tmp")
-    save_file(routes, temporary)
-    temporary.replace(file)
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -202,8 +202,7 @@ class GroupGenerator:
         for attempt in range(self._settings.max_retries + 1):
             began_s = clock_s()
             failure = await generate(trajectory, own)
-            # Between its requests the function runs tools and its own code.
-            self._track([trajectory]).fill(SpanKind.tool, began_s, clock_s())
+            self._add_spans(trajectory, began_s)
             if failure is None or failure.cause.is_graded:
                 trajectory.failure = failure
                 if failure is not None and trajectory.status in _UNFINISHED:
@@ -215,6 +214,17 @@ class GroupGenerator:
                 trajectory.restart()
                 await asyncio.sleep(_backoff_s(attempt))
         trajectory.failure, trajectory.status = failure, SampleStatus.failed
+
+    def _add_spans(self, trajectory: Trajectory, began_s: float) -> None:
+        """Adds what a function did since `began_s`."""
+        track, now_s = self._track([trajectory]), clock_s()
+        # An agent asks through the gateway, in another process.
+        for turn in trajectory.turns:
+            if turn.interval_s is not None:
+                start_s, end_s = turn.interval_s
+                track.fill(SpanKind.generate, max(start_s, began_s), min(end_s, now_s))
+        # Between its requests the function runs tools and its own code.
+        track.fill(SpanKind.tool, began_s, now_s)
 
     def _track(self, trajectories: Sequence[Trajectory]) -> Track:
         return self._timelines.track([each.id for each in trajectories])

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from rlscale.errors import DataError
-from rlscale.observe.dumps import read_dump, read_routes
+from rlscale.images import Image
+from rlscale.observe.dump_parts import read_images, read_routes
+from rlscale.observe.dumps import read_dump
 from rlscale.rollout.fixed_rollouts import FixedRollouts
 from rlscale.types import Failure, FailureCause, Group, Prompt, RouteIds, Sample, SampleStatus, WeightVersion
 
@@ -21,12 +23,13 @@ class ReplayedRollouts(FixedRollouts):
     Args:
         template: path with `{rollout_id}` in it.
         has_routes: the samples must have the expert routes of their engine.
+        has_images: the model reads images; those of the samples are in the files.
     """
 
     has_rewards = True
 
-    def __init__(self, template: str, *, has_routes: bool = False) -> None:
-        self._template, self._has_routes = template, has_routes
+    def __init__(self, template: str, *, has_routes: bool = False, has_images: bool = False) -> None:
+        self._template, self._has_routes, self._has_images = template, has_routes, has_images
         self._groups: dict[int, Group] = {}
 
     def next_prompts(self, rollout_id: int, number: int | None = None) -> list[tuple[int, Prompt]]:
@@ -51,9 +54,10 @@ class ReplayedRollouts(FixedRollouts):
                 f"{path} must have a file of routes next to it with algo.use_rollout_routing_replay, got none; write "
                 "the dump again in a run with that key"
             )
+        images = read_images(path) if self._has_images else {}
         for row, record in enumerate(records, start=1):
             try:
-                self._add(record, routes.get(row - 1))
+                self._add(record, routes.get(row - 1), images.get(row - 1, ()))
             except (KeyError, TypeError, ValueError) as error:
                 cause = f"{type(error).__name__}: {error}"
                 raise DataError(f"{path}, row {row} must be a sample, got {cause}; write the dump again") from error
@@ -91,7 +95,7 @@ class ReplayedRollouts(FixedRollouts):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Does nothing."""
 
-    def _add(self, record: Mapping[str, Any], routes: RouteIds | None) -> None:
+    def _add(self, record: Mapping[str, Any], routes: RouteIds | None, images: tuple[Image, ...]) -> None:
         tokens, mask = list(record["tokens"]), list(record["loss_mask"])
         # The mask covers the response only; `tokens` is the prompt and the response.
         num_prompt_tokens = len(tokens) - len(mask)
@@ -121,6 +125,7 @@ class ReplayedRollouts(FixedRollouts):
             loss_mask=np.asarray(mask, np.uint8),
             rollout_logprobs=np.asarray(record["rollout_logprobs"], np.float32),
             weight_versions=np.zeros(len(mask), np.int32),
+            images=images,
         )
         if len(sample.rollout_logprobs) != len(mask):
             raise ValueError(f"rollout_logprobs must have {len(mask)} entries, got {len(sample.rollout_logprobs)}")

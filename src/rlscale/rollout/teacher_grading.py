@@ -98,7 +98,7 @@ async def _score_response(teacher: Teacher, sample: Sample) -> TeacherScores:
     # Without a trainable token one place is requested all the same, so that all samples have the same columns.
     skipped = int(trainable[0]) if len(trainable) else sample.response_len - 1
     num_extra = max(0, -skipped)  # 1 for an empty response: the place is the last token of the prompt
-    scores = await teacher.score(sample.tokens.tolist(), start=sample.prompt_len + skipped)
+    scores = await teacher.score(sample.tokens.tolist(), start=sample.prompt_len + skipped, images=sample.images)
 
     def pad(column: Any) -> Any:
         # Places before the first trainable token are in no loss.

@@ -134,6 +134,17 @@ def test_sglang_can_release_its_memory_where_the_run_offloads_it(overrides: tupl
     assert (launch_of(*given).arguments(PLACE).get("enable_memory_saver") is True) == saves
 
 
+def test_a_draft_model_keeps_its_weights() -> None:
+    given = ("rollout=sglang", "cluster=one_node_colocate", "cluster.device=cuda")
+    draft = "sglang.speculative_draft_model_path"
+    launch, plain, own = (launch_of(*given, *more) for more in ((f"{draft}=/draft",), (), (f"{draft}=/models/m",)))
+    assert launch.address(PLACE).keeps_draft
+    assert launch.arguments(PLACE)["enable_draft_weights_cpu_backup"] is True
+    for other in (plain, own):  # layers for multi-token prediction are weights of the policy
+        assert not other.address(PLACE).keeps_draft
+        assert "enable_draft_weights_cpu_backup" not in other.arguments(PLACE)
+
+
 def test_sglang_prepares_the_adapters_that_it_gets(tmp_path: Path) -> None:
     given = ("rollout=sglang", "train.lora.rank=4", "train.lora.sync=adapter", "rollout.max_staleness=2")
     launch = launch_of(*given)

@@ -27,7 +27,8 @@ def test_ports_are_below_the_ephemeral_range(range_file: Path) -> None:
 
 
 def test_a_port_in_use_is_skipped(range_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((HOST, free_port(HOST))) as taken:
+    range_file.write_text("32768 65535\n")  # above it any connection of this machine could use the second port
+    with socket.create_server((HOST, free_port(HOST, number=2))) as taken:
         port = taken.getsockname()[1]
         range_file.write_text(f"{port + 2} 65535\n")
         monkeypatch.setattr(ports, "FIRST_PORT", port)  # two candidates, of which one is in use
@@ -43,6 +44,7 @@ def test_without_candidates_or_range_file_a_port_is_found(range_file: Path, cont
 
 
 def test_consecutive_ports_are_all_free(range_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    range_file.write_text("32768 65535\n")
     with socket.create_server((HOST, free_port(HOST, number=4))) as taken:
         port = taken.getsockname()[1]
         range_file.write_text(f"{port + 2} 65535\n")

@@ -9,9 +9,11 @@ import pytest
 
 from rlscale.errors import EngineError, WeightSyncError
 from rlscale.rollout.engine_pool import EnginePool
-from rlscale.rollout.generate_session import SessionFactory, group_seed
+from rlscale.rollout.generate_session import GenerateSession, SessionFactory, group_seed
 from rlscale.rollout.group_age import reason_to_drop
 from rlscale.rollout.group_generator import GroupGenerator, GroupSettings, _mask_earlier_versions
+from rlscale.rollout.timeline import Timelines, clock_s
+from rlscale.trajectory import Trajectory
 from rlscale.types import EngineAddress, Failure, Generation, Group, Prompt, Sample, SampleStatus, SamplingParams
 
 PROMPT = Prompt(index=0, text="ab", token_ids=(1, 2), label="c")
@@ -49,7 +51,7 @@ class NoScorer:
     """Leaves the samples without a reward."""
 
     async def score(
-        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None
+        self, samples: Sequence[Sample], *, key: str | None = None, source: str | None = None, on_scored: Any = None
     ) -> Mapping[int, Failure]:
         return {}
 
@@ -104,6 +106,27 @@ async def test_a_group_contains_one_sample_for_each_answer() -> None:
     assert group.samples[1].tokens.tolist() == [1, 2, 7, 1]
     assert group.samples[1].loss_mask.tolist() == [1, 1]
     assert engine.seeds == [group.samples[0].seed]
+
+
+async def test_the_calls_of_an_agent_are_generation_and_the_rest_is_its_own_code() -> None:
+    engine, timelines = SlowEngine("engine 0"), Timelines(num_kept=8)
+
+    async def agent(trajectory: Trajectory, session: GenerateSession) -> None:
+        # As the gateway answers an agent in another process: the session of this process makes no request.
+        began_s = clock_s()
+        await asyncio.sleep(0.02)
+        trajectory.extend([7], logprobs=[-1.0], weight_versions=[0], sampled=True)
+        trajectory.turns[0].interval_s = (began_s, clock_s())
+        await asyncio.sleep(0.02)
+        trajectory.status = SampleStatus.completed
+
+    sessions = SessionFactory(pool_of(engine), PARAMS, timelines=timelines)
+    generator = GroupGenerator(sessions, NoScorer(), GroupSettings(num_samples=1, generate=agent))
+    timelines.open([6])
+    timelines.close(await generator.run(6, PROMPT, versions=(0, 0)), "trained")
+    (group,) = timelines.close_page().groups
+    kinds = [kind for kind, *_ in group["trajectories"][0]["spans"]]
+    assert [kind for kind in kinds if kind != "queue"] == ["generate", "tool"]
 
 
 def sample_of(index: int, *, versions: Sequence[int], status: SampleStatus, path: int = 0) -> Sample:

@@ -14,6 +14,7 @@ from rlscale.control.producer import Producer
 from rlscale.control.staleness import VersionGate
 from rlscale.data.batch import build_batch
 from rlscale.errors import DataError
+from rlscale.images import Image, digest_of
 from rlscale.observe.dumps import BatchDump, RolloutDump, read_dump
 from rlscale.rollout.replay import ReplayedRollouts
 from rlscale.types import Group, Prompt, Sample, SampleStatus
@@ -102,6 +103,47 @@ def test_routes_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None
     RolloutDump(template).write(0, groups, version=4)
     with pytest.raises(DataError, match=r"row 3 must be a sample, got .*routes must cover 6 tokens, got 5"):
         ReplayedRollouts(template, has_routes=True).next_prompts(0)
+
+
+def with_images(folder: Path) -> list[Group]:
+    """Two groups: a picture of its prompt in both samples of the first, and a second one in one of them."""
+    groups, found = [make_group(4), make_group(5)], []
+    for name in (b"first", b"second"):
+        (folder / name.decode()).write_bytes(name)
+        found.append(
+            Image(uri=str(folder / name.decode()), digest=digest_of(name), grid=(1, 2, 2), token=9, num_tokens=1)
+        )
+    groups[0].samples[0].images = (found[0],)
+    groups[0].samples[1].images = (found[0], found[1])
+    return groups
+
+
+def test_images_are_in_one_file_next_to_the_samples_each_once(tmp_path: Path) -> None:
+    template = str(tmp_path / "{rollout_id}.jsonl")
+    dump, source = RolloutDump(template), ReplayedRollouts(template, has_images=True)
+    written = with_images(tmp_path)
+    dump.write(0, written, version=4)
+    for file in ("first", "second"):
+        (tmp_path / file).unlink()  # a dump is complete without the data of its run
+    prompts = source.next_prompts(0)
+    read = [asyncio.run(source.group(index, prompt, oldest=2, newest=2)) for index, prompt in prompts]
+    images = [[image.read() for image in sample.images] for group in read for sample in group.samples]
+    assert images == [[b"first"], [b"first", b"second"], [], []]
+    assert read[0].samples[1].images[1].grid == (1, 2, 2)
+    assert len(json.loads((tmp_path / "0.jsonl.images.json").read_text())["images"]) == 2
+    dump.write(0, GROUPS, version=4)  # a run without images overwrites the dump
+    assert not (tmp_path / "0.jsonl.images.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"images": {}, "samples": {"0": ["of no image"]}}'])
+def test_a_damaged_file_of_images_is_an_error_that_names_it(tmp_path: Path, content: str) -> None:
+    template = str(tmp_path / "{rollout_id}.jsonl")
+    RolloutDump(template).write(0, with_images(tmp_path), version=4)
+    (tmp_path / "0.jsonl.images.json").write_text(content)
+    with pytest.raises(
+        DataError, match=r"0\.jsonl\.images\.json must hold the images of samples, got .*; dump it again"
+    ):
+        ReplayedRollouts(template, has_images=True).next_prompts(0)
 
 
 def broken(**changes: Any) -> str:

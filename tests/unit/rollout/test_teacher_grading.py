@@ -7,6 +7,7 @@ import pytest
 
 from rlscale.data.batch import build_batch
 from rlscale.errors import EngineError
+from rlscale.images import Image
 from rlscale.rollout.teacher_grading import TeacherChoice, TeacherGrading
 from rlscale.teacher_scores import TeacherScores
 from rlscale.types import FailureCause, Group, Prompt, Sample, SampleStatus
@@ -18,9 +19,11 @@ class CountingTeacher:
     def __init__(self, *, num_failures: int = 0, status: int | None = None, scale: float = 0.1) -> None:
         self.num_failures, self.status, self.scale = num_failures, status, scale
         self.starts: list[int] = []
+        self.images: list[tuple[str, ...]] = []
 
-    async def score(self, token_ids: Sequence[int], *, start: int) -> TeacherScores:
+    async def score(self, token_ids: Sequence[int], *, start: int, images: Sequence[Image] = ()) -> TeacherScores:
         self.starts.append(start)
+        self.images.append(tuple(image.digest for image in images))
         if len(self.starts) <= self.num_failures:
             raise EngineError("teacher (http://127.0.0.1:9) must answer, got nothing", status=self.status)
         ids = np.asarray(token_ids[start:], np.int32)
@@ -55,6 +58,13 @@ async def test_logprobs_of_responses_reach_their_rows_of_the_batch() -> None:
     expected = [0, 0, -0.5, -0.6, 0, 0, 0, 0, -0.8, -0.9]
     np.testing.assert_allclose(batch.teacher.logprobs, expected, rtol=1e-6)
     assert batch.teacher.top_ids[[2, 3, 8, 9]].tolist() == [[5, 6], [6, 7], [8, 9], [9, 10]]
+
+
+async def test_the_teacher_gets_the_images_of_each_sample() -> None:
+    group, teacher = make_group(), CountingTeacher()
+    group.samples[1].images = (Image(uri="a.png", digest="a", grid=(1, 2, 2), token=9, num_tokens=1),)
+    await grading(teacher).grade(group)
+    assert sorted(teacher.images) == [(), ("a",)]
 
 
 async def test_a_teacher_may_be_away_for_a_long_time() -> None:

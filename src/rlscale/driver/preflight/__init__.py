@@ -148,9 +148,9 @@ def check_teachers(config: RunConfig) -> list[Problem]:
     if not asks_teachers(config):
         return []
     # Imported here: the HTTP client takes a tenth of a second, and few runs have such teachers.
-    from rlscale.driver.open_teachers import find_silent_servers
+    from rlscale.driver.open_teachers import find_unusable_servers
 
-    return find_silent_servers(config)
+    return find_unusable_servers(config)
 
 
 def check_judge(config: RunConfig) -> list[Problem]:

@@ -84,6 +84,8 @@ class HttpEngine:
         self._is_sglang = False
         self._draws_by_seed = False  # SGLang then gives all n samples of a request one seed
         self._flush_on_update = True
+        # SGLang would load the weights into its draft model, too.
+        self._selector = {"selector": "target"} if address.keeps_draft else {}
 
     @property
     def address(self) -> EngineAddress:
@@ -192,7 +194,7 @@ class HttpEngine:
         await self._connection.call("POST", "/destroy_weights_update_group", {"group_name": name})
 
     async def begin_weight_update(self) -> None:
-        await self._connection.call("POST", "/begin_weight_update", {})
+        await self._connection.call("POST", "/begin_weight_update", self._selector)
 
     async def receive_bucket(self, bucket: WeightBucket, *, group_name: str, version: WeightVersion) -> None:
         # The version is not sent here: the engine has `version` only after the last bucket (end_weight_update).
@@ -204,6 +206,7 @@ class HttpEngine:
             "group_name": group_name,
             "load_format": bucket.load_format,
             "flush_cache": self._flush_on_update,
+            **self._selector,
         }
         await self._connection.call("POST", "/update_weights_from_distributed", body)
 
@@ -212,6 +215,7 @@ class HttpEngine:
             "serialized_named_tensors": list(payloads),
             "load_format": load_format,
             "flush_cache": self._flush_on_update,
+            **self._selector,
         }
         await self._connection.call("POST", "/update_weights_from_tensor", body)
 
@@ -261,7 +265,7 @@ class HttpEngine:
             await self._adapters.prune(name, num_kept=num_kept)
 
     async def checksums(self) -> list[RankChecksums]:
-        answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum"})
+        answer = await self._connection.call("POST", "/weights_checker", {"action": "checksum", **self._selector})
         return [_parse_checksums(rank) for rank in answer["ranks"]]
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """Client of a server that scores given tokens: the teacher of `model.teacher_url`.
 
-    POST /generate {input_ids, max_new_tokens: 0, return_logprob, logprob_start_len, top_logprobs_num}
+    POST /generate {input_ids, image_data, max_new_tokens: 0, return_logprob, logprob_start_len, top_logprobs_num}
       ->  meta_info.input_token_logprobs [[logprob, id, text], ...], meta_info.input_top_logprobs
 
 Any engine of the contract answers it: `rlscale-serve` or SGLang.
@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from rlscale.engines.client.http_connection import HttpConnection
+from rlscale.engines.server.server_name import SERVER_KEY, SERVER_NAME
 from rlscale.errors import EngineError
+from rlscale.images import Image, collapse_placeholders
 from rlscale.teacher_scores import TeacherScores
 from rlscale.types import EngineAddress
 
@@ -38,19 +40,21 @@ class TeacherClient:
         self._connection = HttpConnection(address, router=address, timeout_s=timeout_s)
         self._endpoint, self._num_top = self._connection.endpoint("/generate"), num_top
         self._holder: asyncio.Task[None] | None = None
+        self._is_sglang: bool | None = None  # None: not known yet
 
-    async def score(self, token_ids: Sequence[int], *, start: int) -> TeacherScores:
+    async def score(self, token_ids: Sequence[int], *, start: int, images: Sequence[Image] = ()) -> TeacherScores:
         """See Teacher."""
         assert 0 < start < len(token_ids), "the first token has no logprob"
         if self._holder is None or self._holder.done():
             self._holder = asyncio.get_running_loop().create_task(self._hold())
         body = {
-            "input_ids": list(token_ids),
+            "input_ids": await self._wire_ids(token_ids, images),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
-            # The first entry has no logprob: the server does not compute the token before it.
+            # With repeated placeholders. The first entry has no logprob: the server does not compute the token before.
             "logprob_start_len": start - 1,
             **({"top_logprobs_num": self._num_top} if self._num_top else {}),
+            **({"image_data": [image.data_url() for image in images]} if images else {}),
         }
         answer = await self._connection.call("POST", "/generate", body, may_repeat=True)
         try:
@@ -59,6 +63,17 @@ class TeacherClient:
             raise EngineError(
                 f"{self._endpoint} must return input logprobs as SGLang does, got {type(e).__name__}: {e}"
             ) from e
+
+    async def _wire_ids(self, token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+        """The token ids to send. SGLang takes one placeholder for each image, and repeats it."""
+        if not images:
+            return list(token_ids)
+        if self._is_sglang is None:
+            self._is_sglang = (await self._model_info()).get(SERVER_KEY) != SERVER_NAME
+        try:
+            return collapse_placeholders(token_ids, images) if self._is_sglang else list(token_ids)
+        except ValueError as error:
+            raise EngineError(f"{self._endpoint} {error}", status=400, reason=str(error)) from error
 
     def _parse(self, meta: Mapping[str, Any], ids: Sequence[int]) -> TeacherScores:
         entries = meta["input_token_logprobs"][1:]
@@ -92,9 +107,17 @@ class TeacherClient:
 
     async def vocab_size(self) -> int | None:
         """Size of the server's vocabulary; None: the server does not report it."""
-        info = await self._connection.call("GET", "/model_info", may_repeat=True)
-        size = info.get("vocab_size") if isinstance(info, Mapping) else None
+        size = (await self._model_info()).get("vocab_size")
         return size if isinstance(size, int) else None
+
+    async def reads_images(self) -> bool | None:
+        """Whether the server's model reads images; None: the server does not report it."""
+        found = (await self._model_info()).get("has_image_understanding")
+        return found if isinstance(found, bool) else None
+
+    async def _model_info(self) -> Mapping[str, Any]:
+        info = await self._connection.call("GET", "/model_info", may_repeat=True)
+        return info if isinstance(info, Mapping) else {}
 
     async def _hold(self) -> None:
         # The end of the event loop cancels this task, which closes the connections.

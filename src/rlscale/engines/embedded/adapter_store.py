@@ -34,6 +34,7 @@ class AdapterStore:
         checksum: of a tensor; None: what is sent is not compared.
         max_versions: over all names. The base is then shared by several senders, and requests must name an adapter.
             None: no limit.
+        aliases: other names of layers.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class AdapterStore:
         device: torch.device,
         checksum: Callable[[Tensor], str] | None,
         max_versions: int | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
-        self._projections, self._max_versions = projections, max_versions
+        self._projections, self._max_versions, self._aliases = projections, max_versions, dict(aliases or {})
         self._dtype, self._device, self._checksum = dtype, device, checksum
         self._versions: dict[str, dict[str, LoraAdapter]] = {}  # by name, then by version, the newest last
 
@@ -128,6 +130,7 @@ class AdapterStore:
 
     def _factors(self, pairs: Mapping[str, tuple[Tensor, Tensor]], *, rank: int) -> dict[str, LoraFactors]:
         known = {layer for projection in self._projections for layer in projection.layers}
+        pairs = {self._aliases.get(layer, layer): pair for layer, pair in pairs.items()}
         unknown = sorted(pairs.keys() - known)
         if unknown:
             raise BadRequest(

@@ -71,6 +71,14 @@ class Decoder:
         cos, sin = rotary_tables(config, num_positions)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
 
+    @property
+    def layer_aliases(self) -> dict[str, str]:
+        """Names of layers in transformers, which adapters have, where this decoder has those of the checkpoint."""
+        found = {other.removesuffix(".weight"): name.removesuffix(".weight") for other, name in self.aliases.items()}
+        layers = [layer for projection in self.projections() for layer in projection.layers]
+        vision = self._family.vision
+        return found | ({} if vision is None else {vision.in_memory(layer): layer for layer in layers})
+
     def is_unused(self, name: str) -> bool:
         """Whether a tensor belongs to a part that this engine does not compute, e.g. multi-token prediction."""
         mtp, prefixes = self._family.mtp, self._family.unused_prefixes

@@ -228,6 +228,7 @@ class EmbeddedService:
             "weight_version": self._scheduler.weights.version,
             "adapters": self._scheduler.adapters.loaded(),
             "vocab_size": self.limits.vocab_size,
+            "has_image_understanding": self.limits.has_images,
             "max_context_len": self.limits.max_context_len,
             "context_length": self.limits.max_context_len,
             "enable_return_routed_experts": self.limits.has_experts,

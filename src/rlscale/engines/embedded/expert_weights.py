@@ -72,27 +72,35 @@ class ClampedExperts:
     """Experts of gpt-oss, in the stacked tensors of its checkpoints: transposed, with alternating gate and up columns.
 
     Args:
-        tensors: by the last part of their names: `gate_up_proj` [E, H, 2I], `down_proj` [E, I, H], and for each the
-            bias of its outputs, `<name>_bias`.
+        matrices: return `gate_up_proj` [E, H, 2I] and `down_proj` [E, I, H].
+        biases: of their outputs, `gate_up_proj_bias` [E, 2I] and `down_proj_bias` [E, H].
         gate: its constants.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], gate: ClampedGate) -> None:
-        self._tensors, self._gate = tensors, gate
+    def __init__(
+        self, matrices: Mapping[str, Callable[[], Tensor]], biases: Mapping[str, Tensor], gate: ClampedGate
+    ) -> None:
+        self._matrices, self._biases, self._gate = matrices, biases, gate
 
     def __call__(self, x_NH: Tensor, weights_NE: Tensor) -> Tensor:
         """See `Experts`."""
-        t, limit = self._tensors, self._gate.limit
-        gate_up = torch.baddbmm(
-            t["gate_up_proj_bias"].unsqueeze(1), x_NH.expand(weights_NE.shape[1], -1, -1), t["gate_up_proj"]
-        )
+        limit = self._gate.limit
+        gate_up = self._project("gate_up_proj", x_NH.expand(weights_NE.shape[1], -1, -1))
         gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(min=-limit, max=limit)
         inner_ENI = (up + 1) * gate * torch.sigmoid(gate * self._gate.alpha)
-        out_ENH = torch.baddbmm(t["down_proj_bias"].unsqueeze(1), inner_ENI, t["down_proj"])
+        out_ENH = self._project("down_proj", inner_ENI)
         return (out_ENH * weights_NE.T.unsqueeze(-1)).sum(0)
 
     def prepare(self) -> None:
-        """Nothing: the stacked tensors are multiplied as they are."""
+        """Dequantises quantised matrices now instead of at the next call."""
+        for matrices in self._matrices.values():
+            matrices()
 
     def forget(self) -> None:
-        """Nothing, see `prepare`."""
+        """See `Experts`."""
+        for matrices in self._matrices.values():
+            if isinstance(matrices, QuantizedStack):
+                matrices.forget()
+
+    def _project(self, name: str, x: Tensor) -> Tensor:
+        return torch.baddbmm(self._biases[f"{name}_bias"].unsqueeze(1), x, self._matrices[name]())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from rlscale.architectures.family import Family, find_family
@@ -11,6 +13,7 @@ from rlscale.engines.embedded.expert_router import ExpertRouter
 from rlscale.engines.embedded.expert_weights import ClampedExperts, GatedExperts
 from rlscale.engines.embedded.weight_loader import WeightLoader
 from rlscale.models.decoder_config import DecoderConfig
+from rlscale.models.quantized_linear import QuantizedStack
 
 Names = dict[str, tuple[str, ...]]
 """Weight of a layer, as Megatron-core names it within the layer -> its Hugging Face names."""
@@ -69,8 +72,15 @@ def _load_all_experts(loader: WeightLoader, names: Names, config: DecoderConfig)
     assert config.routing is not None, "called only for a model with experts"
     expert = "mlp.experts.local_experts.{}.linear_{}"
     if config.clamped_gate is not None:
-        of_first = [names[expert.format(0, part)][0] for part in _STACKED]
-        return ClampedExperts({name.rpartition(".")[2]: loader.load(name) for name in of_first}, config.clamped_gate)
+        matrices, biases = (
+            {name.rpartition(".")[2]: name for name in (names[expert.format(0, f"{fc}.{kind}")][0] for fc in _LAYERS)}
+            for kind in ("weight", "bias")
+        )
+        return ClampedExperts(
+            {short: _load_stack(loader, name) for short, name in matrices.items()},
+            {short: loader.load(name) for short, name in biases.items()},
+            config.clamped_gate,
+        )
     parts = [
         (*names[expert.format(j, "fc1.weight")], *names[expert.format(j, "fc2.weight")])
         for j in range(config.routing.num_experts)
@@ -83,8 +93,15 @@ def _load_all_experts(loader: WeightLoader, names: Names, config: DecoderConfig)
     return experts
 
 
-_STACKED = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-"""Parts of an expert whose tensors are stacked over all experts of a layer."""
+_LAYERS = ("fc1", "fc2")
+
+
+def _load_stack(loader: WeightLoader, name: str) -> Callable[[], Tensor]:
+    """Loads a tensor that is stacked over all experts of a layer. The result returns it."""
+    if loader.is_quantized:
+        return QuantizedStack([loader.quantize(name)])
+    loaded = loader.load(name)
+    return lambda: loaded
 
 
 def _load_named(loader: WeightLoader, names: Names, weight: str) -> Tensor | None:

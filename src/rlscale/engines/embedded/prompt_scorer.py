@@ -16,6 +16,7 @@ from rlscale.engines.embedded.open_requests import OpenRequests
 from rlscale.engines.embedded.prefill import MAX_TOKENS
 from rlscale.engines.embedded.requests import Request
 from rlscale.engines.embedded.row_adapters import RowAdapters
+from rlscale.engines.embedded.vision_tower import ImageInput
 from rlscale.engines.server.generate_request import PromptScores, Refused
 from rlscale.models.batch_shapes import fixed_rows, padded_len
 
@@ -42,13 +43,17 @@ class PromptScorer:
         """Appends a request with `logprob_start`."""
         self._waiting.append(request)
 
-    def step(self) -> None:
-        """Scores the first waiting requests of equal padded length, and finishes or fails them."""
+    def step(self, *, state: object = None) -> None:
+        """Scores the first waiting requests of equal padded length, and finishes or fails them.
+
+        Args:
+            state: of the weights; features of images are kept until it changes.
+        """
         batch, padded = self._take_batch()
         if not batch:
             return
         try:
-            self._run(batch, padded)
+            self._run(batch, padded, self._images(batch, state))
         except Exception as e:
             log.exception("input logprobs failed")
             error = Refused(f"input logprobs failed: {type(e).__name__}: {e}", status=FAILED_STATUS)
@@ -67,7 +72,16 @@ class PromptScorer:
         self._waiting = deque(each for each in waiting if each not in batch)
         return batch, padded
 
-    def _run(self, batch: list[Request], padded: int) -> None:
+    def _images(self, batch: list[Request], state: object) -> dict[int, ImageInput]:
+        """The images of the rows that have some."""
+        tower, rows = self._decoder.tower, {row: each.spec for row, each in enumerate(batch) if each.spec.images}
+        if tower is None or not rows:
+            return {}
+        images = [image for spec in rows.values() for image in spec.images]
+        features = tower.features(images, state=state, is_fixed=self._deterministic)
+        return {row: tower.prepare(spec.input_ids, spec.images, features) for row, spec in rows.items()}
+
+    def _run(self, batch: list[Request], padded: int, images: dict[int, ImageInput]) -> None:
         # The last bits of a row depend on the number of rows: a deterministic server has one number for each length.
         num_rows = fixed_rows(padded) if self._deterministic else len(batch)
         ids_PT = torch.zeros((num_rows, padded), dtype=torch.int64)
@@ -79,7 +93,7 @@ class PromptScorer:
         # Rows without a request have any adapter, and no result.
         rows = [each.adapter for each in batch] + [batch[0].adapter] * (num_rows - len(batch))
         adapters = RowAdapters.from_rows(rows, device=device, repeat=padded)
-        _, hidden = self._decoder.encode(ids_PT.to(device), lengths_P.to(device), adapters=adapters)
+        _, hidden = self._decoder.encode(ids_PT.to(device), lengths_P.to(device), images=images, adapters=adapters)
         for row, request in enumerate(batch):
             spec, first = request.spec, row * padded
             assert spec.logprob_start is not None, "only such requests are added"

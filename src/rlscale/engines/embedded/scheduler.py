@@ -68,6 +68,7 @@ class Scheduler:
             device=decoder.device,
             checksum=weights.checksum,
             max_versions=options.max_adapters,
+            aliases=decoder.layer_aliases,
         )
         self._prefiller = Prefiller(decoder, deterministic=options.deterministic)
         self._inbox = Inbox()
@@ -188,7 +189,7 @@ class Scheduler:
                     if not self._is_held():
                         self._admit()
                         self._step()
-                        self._scorer.step()
+                        self._scorer.step(state=self.weights.num_writes)
         except BaseException as e:
             log.exception("the decode thread has ended")
             death = self._inbox.closed_by = e

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rlscale.architectures.low_precision import is_quantized
 from rlscale.engines.embedded.row_adapters import Projection
 from rlscale.models.packed_linear import PackedLinear
 from rlscale.models.quantized_linear import QuantizedLinear
-from rlscale.models.quantized_weights import QuantizedWeight
+from rlscale.models.quantized_weights import KeptWeight, QuantizedWeight
 
 FLOAT32 = "e_score_correction_bias"
 """End of the names of tensors that are in float32 whatever the dtype of the weights is."""
@@ -78,7 +79,7 @@ class WeightLoader:
         """Loads the linear layers of these names, which read the same input, as one."""
         weights, biases = [f"{n}.weight" for n in names], [f"{n}.bias" for n in names]
         if self._precision is not None:
-            parts = [self.quantize(name) for name in weights]
+            parts = [self.quantize(n) if is_quantized(n) else KeptWeight(n, self.load(n)) for n in weights]
             heights = [part.shape[0] for part in parts]
             quantized = QuantizedLinear(parts, self._fuse_optional(biases))
             return Projection(quantized, dict(zip(names, heights, strict=True)))

@@ -199,8 +199,6 @@ def parse_generate(
             raise BadRequest("sampling_params", "have no penalties on this server", raw)
         _check_prompt(ids, params, limits)
         start, num_top = _parse_scoring(body, params, limits, num_tokens=len(ids))
-        if urls and start is not None:
-            raise BadRequest("logprob_start_len", "be -1 with image_data", start)
         requests.append(
             GenerateRequest(
                 rid=rid,

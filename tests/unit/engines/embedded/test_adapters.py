@@ -138,6 +138,26 @@ def test_without_adapters_the_base_generates_again(open_scheduler: OpenScheduler
         scheduler.call(lambda: scheduler.adapters.unload("policy")).result(timeout=60)
 
 
+def test_adapters_may_have_the_names_of_layers_in_transformers(open_scheduler: OpenScheduler) -> None:
+    decoder = open_scheduler()._decoder
+    known = [layer for projection in decoder.projections() for layer in projection.layers]
+    aliases = {layer.replace("model.", "model.language_model.", 1): layer for layer in known}
+    plain, renamed = (
+        AdapterStore(
+            list(decoder.projections()), dtype=decoder.dtype, device=decoder.device, checksum=None, aliases=names
+        )
+        for names in (None, aliases)
+    )
+    tensors = tensors_of(open_scheduler(), 0)
+    plain.load(update_of(tensors))
+    renamed.load(
+        update_of({name.replace(".model.layers.", ".model.language_model.layers."): x for name, x in tensors.items()})
+    )
+    found, same = (each.find(None) for each in (renamed, plain))
+    assert found is not None and same is not None and found.factors.keys() == same.factors.keys()
+    assert all(torch.equal(found.factors[name].b_OR, same.factors[name].b_OR) for name in same.factors)
+
+
 @pytest.fixture
 def store(open_scheduler: OpenScheduler) -> tuple[AdapterStore, Scheduler]:
     scheduler = open_scheduler()
