@@ -100,6 +100,25 @@ EXPERT = (
     ),
 )
 
+# Of Mixtral and its successors.
+_HF_MIXTRAL = f"{HF_LAYER}.block_sparse_moe"
+MIXTRAL_ROUTER = (
+    Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.weight", hf=(f"{_HF_MIXTRAL}.gate.weight",)),
+    Weight(megatron=f"{MEGATRON_LAYER}.pre_mlp_layernorm.weight", hf=(f"{HF_LAYER}.post_attention_layernorm.weight",)),
+)
+MIXTRAL_EXPERT = (
+    Weight(
+        megatron=f"{_EXPERT}.linear_fc1.weight",
+        hf=tuple(f"{_HF_MIXTRAL}.experts.{{j}}.{each}.weight" for each in ("w1", "w3")),
+        layout=TensorLayout.gated,
+    ),
+    Weight(
+        megatron=f"{_EXPERT}.linear_fc2.weight",
+        hf=(f"{_HF_MIXTRAL}.experts.{{j}}.w2.weight",),
+        layout=TensorLayout.columns,
+    ),
+)
+
 # Of a gated delta net. Megatron-core keeps all projections of the input in one tensor, and the input norm with them.
 _DELTA = (
     Weight(megatron=f"{_ATTENTION}.conv1d.weight", hf=(f"{_HF_DELTA}.conv1d.weight",), layout=TensorLayout.delta_conv),

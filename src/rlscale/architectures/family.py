@@ -79,8 +79,8 @@ class Family:
     none, or Megatron-core does not train them."""
     megatron_fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of TransformerConfig in which this family differs from others with the same attention."""
-    bridge: bool = False
-    """mbridge converts its weights, too (`model.megatron_to_hf_mode=bridge`)."""
+    bridge: str | None = None
+    """The `model_type` whose table of names in mbridge converts its weights (`model.megatron_to_hf_mode=bridge`)."""
 
     # Engines
     embedded: bool = False
@@ -129,7 +129,7 @@ def _modules(path: Any) -> list[pkgutil.ModuleInfo]:
 
 
 def names_with(support: str) -> tuple[str, ...]:
-    """The names of the families with a flag of `Family` set.
+    """The names of the families with a field of `Family` set.
 
     Args:
         support: e.g. `embedded`, `megatron` or `bridge`.

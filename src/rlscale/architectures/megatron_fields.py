@@ -111,7 +111,9 @@ def transformer_fields(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layer_kinds(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    return delta_fields(config_json) if find_family(config_json.get("model_type")).delta_net else {}
+    if find_family(config_json.get("model_type")).delta_net:
+        return delta_fields(config_json)
+    return {"moe_shared_expert_gate": True} if hf_fields(config_json).get("gated_shared_size") else {}
 
 
 def has_latent_attention(config_json: Mapping[str, Any]) -> bool:
@@ -153,7 +155,7 @@ def check_architecture(config_json: Mapping[str, Any], keys: MegatronKeys) -> li
     if keys.rope_type == "yarn" or not keys.uses_hf_config:
         problems += check_rope_type(config_json, keys.rope_type)
     problems += _check_positions(config_json, keys)
-    problems += check_bridge(family, keys, is_mixed=isinstance(fields.get("moe_layer_freq"), list))
+    problems += check_bridge(family, keys)
     problems += _check_mtp(config_json, keys)
     problems += _check_unset_fields(fields, keys)
     return problems
@@ -204,14 +206,20 @@ def read_rope_type(config_json: Mapping[str, Any]) -> str:
     return "yarn" if _rope_parameters(flat_config(config_json))["rope_type"] == "yarn" else "rope"
 
 
-def check_bridge(family: str, keys: MegatronKeys, *, is_mixed: bool = False) -> list[Problem]:
-    """Reports models that mbridge does not convert: some families, and models with both dense and expert layers."""
+def check_bridge(family: str, keys: MegatronKeys) -> list[Problem]:
+    """Reports weights that mbridge does not convert: those of some families, and layers for multi-token prediction.
+
+    It has names of the latter for models of 61 layers only (DeepSeek-V3), and leaves the inputs of MiMo's `eh_proj` in
+    the order of the checkpoint, which is not that of Megatron-core.
+    """
     if not keys.uses_bridge:
         return []
-    if find_family(family).bridge and not is_mixed:
+    if not find_family(family).bridge:
+        rule = f"be raw for a {family} model; mbridge converts {', '.join(names_with('bridge'))}"
+    elif keys.core_args.get("mtp_num_layers"):
+        rule = "be raw with megatron.mtp_num_layers, whose layers mbridge does not convert"
+    else:
         return []
-    model = "a model with both dense and expert layers" if is_mixed else f"a {family} model"
-    rule = f"be raw for {model}; mbridge converts {', '.join(names_with('bridge'))}"
     return [Problem(path="model.megatron_to_hf_mode", rule=rule, value="bridge", fix="remove it")]
 
 
@@ -259,6 +267,10 @@ def _check_layers(config_json: Mapping[str, Any]) -> list[Problem]:
         if value not in known:
             rule = f"have {name}={' or '.join(show(each) for each in known)} in its config.json with Megatron-core"
             problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(value), fix=_USE_FSDP))
+    window = config_json.get("sliding_window")
+    if window is not None and find_family(config_json.get("model_type")).sliding_window:
+        rule = "have sliding_window=null in its config.json with Megatron-core"
+        problems.append(Problem(path="model.hf_checkpoint", rule=rule, value=show(window), fix=_USE_FSDP))
     scale = rope.get("attention_factor")
     if rope["rope_type"] == "yarn" and scale is not None and float(scale) < 1:
         rule = "have no attention_factor below 1 in its rope_parameters with Megatron-core"

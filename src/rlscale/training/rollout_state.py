@@ -137,7 +137,7 @@ def take_microbatch(column: Tensor | None, micro: Microbatch) -> Tensor | None:
     """Entries of a column for the trainable tokens of a micro-batch, on its device. [R]"""
     if column is None:
         return None
-    return column[torch.from_numpy(micro.batch_rows)].to(micro.targets.device)
+    return micro.batch_runs.take_tensor(column).to(micro.targets.device)
 
 
 def write_microbatch(column: Tensor, micro: Microbatch, entries: Tensor) -> None:

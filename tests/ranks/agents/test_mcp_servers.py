@@ -124,6 +124,7 @@ async def test_servers_that_do_not_answer_are_named(tmp_path: Path) -> None:
     lines = [str(problem) for problem in caught.value.problems]
     assert [line.split()[0] for line in lines] == [f"agent.mcp_servers.{i}" for i in range(4)]
     assert "must be a server that lists its tools, got no_such_command --fast; FileNotFoundError" in lines[0]
+    assert lines[0].endswith("; check that its command starts it in a terminal, or that a server runs at its URL")
     assert "no such database" in lines[1]
     assert lines[2].endswith("it did not answer within agent.tool_timeout_s=5")
     assert "secret" not in lines[3]

@@ -20,9 +20,7 @@ from rlscale.cli.convert import main as convert
 from rlscale.training.megatron.hf_mapping.load_hf import HfCheckpoint
 from tests.ranks.training.megatron_families import CONFIGS
 
-BRIDGED_FAMILIES = [
-    name for name, config in CONFIGS.items() if find_family(config.model_type).bridge and name != "qwen3_moe_mixed"
-]
+BRIDGED_FAMILIES = [name for name, config in CONFIGS.items() if find_family(config.model_type).bridge]
 CASES = [*(("raw", family) for family in CONFIGS), *(("bridge", family) for family in BRIDGED_FAMILIES)]
 """Ways to convert, and families that are converted so: mbridge has no maps for some."""
 

@@ -21,8 +21,8 @@ from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.backend import MegatronBackend
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from tests.ranks.training.fsdp_ranks import full_spec
-from tests.ranks.training.megatron_model_ranks import EP, ETP, PP, SP, TP, Case, conversion_round_trips
-from tests.ranks.training.megatron_ranks import BATCHES, cut
+from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, Case, conversion_round_trips
+from tests.ranks.training.megatron_ranks import BATCHES, cut, data_ranks
 from tests.unit.training.rollouts import plan
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -31,14 +31,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {TP: 2},
     "tp2 sp": {TP: 2, "core_args": SP},
     "tp2 sp, recomputed": {TP: 2, "recompute_granularity": "full", "core_args": SP},
+    "cp2": {CP: 2},
+    "cp2, rows": {CP: 2},
     "pp2": {PP: 2},
     "vpp2": {PP: 2, "core_args": {"virtual_pipeline_model_parallel_size": 2}},
     "ep2": {EP: 2},
     "tp2 sp etp2": {TP: 2, "core_args": {**SP, ETP: 2}},
     "tp2 sp ep2": {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}},
 }
-_EXPERT_LAYOUTS = ("dp2", "dp2, rows", "pp2", "ep2", "tp2 sp etp2", "tp2 sp ep2")
-_DENSE_LAYOUTS = ("dp2", "dp2, rows", "tp2", "tp2 sp", "tp2 sp, recomputed", "pp2")
+_EXPERT_LAYOUTS = ("dp2", "dp2, rows", "cp2", "pp2", "ep2", "tp2 sp etp2", "tp2 sp ep2")
+_DENSE_LAYOUTS = ("dp2", "dp2, rows", "cp2", "cp2, rows", "tp2", "tp2 sp", "tp2 sp, recomputed", "pp2")
 FAMILIES = {
     "qwen3_next": _EXPERT_LAYOUTS,
     "qwen3_next_mixed": ("pp2", "vpp2", "tp2 sp ep2"),
@@ -46,7 +48,7 @@ FAMILIES = {
     "qwen3_5_one_key": ("tp2", "tp2 sp", "pp2"),
     "qwen3_5_moe": _EXPERT_LAYOUTS,
 }
-TRAINED = ("qwen3_5 tp2", "qwen3_5 dp2", "qwen3_5 tp2 sp", "qwen3_next ep2", "qwen3_next tp2 sp etp2")
+TRAINED = ("qwen3_5 tp2", "qwen3_5 cp2", "qwen3_5 dp2", "qwen3_5 tp2 sp", "qwen3_next ep2", "qwen3_next tp2 sp etp2")
 """Cases whose steps are compared, and continued from a checkpoint."""
 
 CASES = {f"{family} {layout}": (family, layout) for family, layouts in FAMILIES.items() for layout in layouts}
@@ -57,8 +59,7 @@ def trained(name: str, root: Path, folder: Path, *, rank: int) -> dict[str, Any]
     family, layout = CASES[name]
     model = ModelConfig(use_hf_config_for_megatron=True)
     made = full_spec(str(root / family), megatron=MegatronConfig(**LAYOUTS[layout]), model=model)
-    divided = made.megatron.tensor_model_parallel_size * made.megatron.pipeline_model_parallel_size
-    batch, steps = BATCHES[0], [plan(BATCHES[0], cut(2 // divided))]
+    batch, steps = BATCHES[0], [plan(BATCHES[0], cut(data_ranks(made.megatron)))]
 
     def step(backend: MegatronBackend) -> tuple[dict[str, float], dict[str, Tensor]]:
         metrics = backend.train(batch, steps).steps[0]

@@ -18,8 +18,11 @@ from transformers import (
     GptOssConfig,
     LlamaConfig,
     MiniMaxM2Config,
+    MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3_5Config,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -135,6 +138,14 @@ NEWER: dict[str, PreTrainedConfig] = {
         **{**SHARED, **LATENT, "q_lora_rank": None, "n_group": 1, "topk_group": 1}, rms_norm_eps=1e-5
     ),
     "mimo": Qwen2Config(**SHARED),
+    "mistral": MistralConfig(**SHARED, sliding_window=None),
+    "mixtral": MixtralConfig(**SHARED, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "qwen2_moe": Qwen2MoeConfig(
+        **{name: value for name, value in SHARED.items() if name != "head_dim"},
+        **EXPERTS,
+        shared_expert_intermediate_size=24,
+        mlp_only_layers=[0],
+    ),
     "minimax_m2": MiniMaxM2Config(**SHARED, num_local_experts=8, num_experts_per_tok=4, rope_parameters=PARTIAL_ROPE),
     # With random weights of this size the limit clamps about a third of the gates, and samples exceed the window.
     "gpt_oss": GptOssConfig(
@@ -177,13 +188,14 @@ def write_families(
     generator = torch.Generator().manual_seed(5)
     for name, config in configs.items():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        has_centered_norms = any(config is each for each in DELTAS.values())
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 # Smaller convolutions would leave short keys, whose normalisation multiplies rounding errors.
                 scale = 1.0 if "conv1d" in key else 0.1
                 noise = torch.randn(parameter.shape, generator=generator) * scale
                 # Norms that scale by 1 + weight start at 0, but for that inside of linear attention.
-                is_centered = "linear_attn.norm" not in key if name in DELTAS else "norm" not in key
+                is_centered = "linear_attn.norm" not in key if has_centered_norms else "norm" not in key
                 parameter.copy_(noise if is_centered else noise + 1)
             for key, buffer in model.named_buffers():
                 if "bias" in key:

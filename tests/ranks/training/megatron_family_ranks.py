@@ -14,10 +14,21 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from rlscale.architectures.family import names_with
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.megatron.model.cpu_patches import megatron_device
 from tests.ranks.training.megatron_families import NEWER
-from tests.ranks.training.megatron_model_ranks import CP, EP, ETP, PP, SP, TP, Case, conversion_round_trips
+from tests.ranks.training.megatron_model_ranks import (
+    CP,
+    EP,
+    ETP,
+    PP,
+    SP,
+    TP,
+    Case,
+    bridge_agrees,
+    conversion_round_trips,
+)
 from tests.ranks.training.megatron_mtp import MtpCase, train_frozen_and_trained
 from tests.ranks.training.megatron_sinks import train_with_sinks
 
@@ -29,14 +40,15 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 ep2": {TP: 2, EP: 2, "core_args": {**SP, ETP: 1}},
 }
 SINKS: dict[str, dict[str, Any]] = {
-    **{name: LAYOUTS[name] for name in ("pp2", "ep2", "tp2 ep2")},
+    **{name: LAYOUTS[name] for name in ("pp2", "cp2", "ep2", "tp2 ep2")},
     "dp2": {},
     "dp2, rows": {},
+    "cp2, rows": {CP: 2},
     "pp2, recomputed": {PP: 2, "recompute_granularity": "full"},
 }
 """Layouts of gpt-oss. Its experts have biases, which tensor-parallel ranks cannot divide."""
 
-DENSE, NIGHTLY = ("mimo",), ("mimo", "moonlight")
+DENSE, NIGHTLY = ("mimo", "mistral"), ("mimo", "mistral", "mixtral", "moonlight")
 CASES = {
     f"{family} {layout}": (family, layout)
     for family in NEWER
@@ -64,7 +76,11 @@ COMBINED_MTP = ("mtp glm4_moe tp2 ep2", "mtp deepseek_v3 cp2")
 """The same with layers for multi-token prediction."""
 
 TRAINED = "mtp trained"
-TRAINED_SINKS = {"trained gpt_oss tp2 ep2": ("tp2 ep2", "pp2"), "trained gpt_oss pp2": ("pp2", "dp2")}
+TRAINED_SINKS = {
+    "trained gpt_oss tp2 ep2": ("tp2 ep2", "pp2"),
+    "trained gpt_oss pp2": ("pp2", "dp2"),
+    "trained gpt_oss cp2": ("cp2", "dp2"),
+}
 """Layout of a run, and the one that continues from its checkpoint."""
 
 
@@ -77,6 +93,8 @@ def main(rank: int, port: int, root: Path, folder: Path, names: list[str]) -> No
             sizes = SINKS[layout] if family == "gpt_oss" else LAYOUTS[layout]
             case = Case(family, sizes, root, is_row=layout.endswith("rows"))
             report[name] = {"exported": case.export_equals_folder(), **case.run()}
+            if case.model.architecture.family in names_with("bridge"):
+                report[name]["bridged"] = bridge_agrees(case.path, sizes)
             parallel_state.destroy_model_parallel()
         for family in dict.fromkeys(CASES[name][0] for name in names if name in CASES):
             report[family] = conversion_round_trips(family, root, folder)

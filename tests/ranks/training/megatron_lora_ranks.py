@@ -1,7 +1,7 @@
 """Program of the two trainer ranks of `test_megatron_lora.py`, which compares adapters of both backends.
 
 python -m tests.ranks.training.megatron_lora_ranks <rank> <port> <dense> <with experts> <latent> <fused>
-    <other dense> <folder> <kind>
+    <other dense> <sinks> <linear attention by head> <by part> <folder> <kind>
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from rlscale.config import LoraConfig, LoraSync, MegatronConfig, OptimizerName
+from rlscale.config import LoraConfig, LoraSync, MegatronConfig, OptimizerName, QkvFormat
 from rlscale.errors import DataError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -38,9 +38,11 @@ from tests.ranks.training.megatron_ranks import (
     weights_of,
 )
 
-DENSE, EXPERTS, LATENT, FUSED, OTHER = range(5)
+DENSE, EXPERTS, LATENT, FUSED, OTHER, SINKS, BY_HEAD, BY_PART = range(8)
 SEQUENCES = {"sequence_parallel": True}
 MUON = {"name": OptimizerName.muon, "lr": 1e-3, "matrix_lr": 0.02}
+ROWS = {"qkv_format": QkvFormat.bshd}  # transformers packs no samples of linear attention
+DIVIDED = {**SEQUENCES, "expert_tensor_parallel_size": 1}
 SAVED_AFTER = 2
 
 
@@ -85,6 +87,14 @@ CASES: dict[str, Case] = {
     "latent": Case(model=LATENT, sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, is_slow=True),
     "gate and up in one tensor, norms after": Case(model=FUSED, sizes={"tp": 2}, resumes_on="fused, dp2", is_slow=True),
     "fused, dp2": Case(model=FUSED, is_slow=True),
+    "sinks": Case(model=SINKS, sizes={"tp": 2, "ep": 2}, more=DIVIDED, resumes_on="sinks, pp2", is_slow=True),
+    "sinks, pp2": Case(model=SINKS, sizes={"pp": 2}, is_slow=True),
+    "linear attention by head": Case(
+        model=BY_HEAD, sizes={"tp": 2, "ep": 2}, more=DIVIDED, settings=ROWS, resumes_on="by head, pp2", is_slow=True
+    ),
+    "by head, pp2": Case(model=BY_HEAD, sizes={"pp": 2}, settings=ROWS, is_slow=True),
+    "linear attention by part": Case(model=BY_PART, sizes={"tp": 2}, settings=ROWS, resumes_on="by part, cp2"),
+    "by part, cp2": Case(model=BY_PART, sizes={"cp": 2}, settings=ROWS, is_slow=True),
 }
 
 
@@ -187,6 +197,6 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:8], Path(sys.argv[8]), sys.argv[9])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:11], Path(sys.argv[11]), sys.argv[12])
     # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2, kimi_k2": ("kimi_k2", {PP: 2}),
     "tp2 sp, glm4": ("glm4", {TP: 2, "core_args": SP}),
 }
-BRIDGED_CASES = ("tp2", "pp2, tied", "vpp2", "ep2", "tp2 sp etp2", "tp2, qwen2", "tp2, llama")
+BRIDGED_CASES = ("tp2", "pp2, tied", "vpp2", "ep2", "ep2, a dense layer", "tp2 sp etp2", "tp2, qwen2", "tp2, llama")
 LENGTHS = ([4, 12, 24], [8, 8, 36])
 """Tokens of the samples of two micro-batches, all divisible by four. In rows all have the length of the longest."""
 
@@ -238,11 +238,7 @@ def main(rank: int, port: int, root: Path, folder: Path) -> None:
     join_world(rank, 2, "127.0.0.1", port, "gloo", 60.0)
     report: dict[str, Any] = {}
     with megatron_device():
-        import faulthandler
-
-        faulthandler.dump_traceback_later(250, exit=True)
-        for name in os.environ.get("ONLY", "").split(";") if os.environ.get("ONLY") else CASES:
-            family, sizes = CASES[name]
+        for name, (family, sizes) in CASES.items():
             case = Case(family, sizes, root, is_row=name.endswith("rows"))
             report[name] = {"exported": case.export_equals_folder(), **case.run()}
             if name in BRIDGED_CASES:

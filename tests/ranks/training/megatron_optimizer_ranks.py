@@ -1,7 +1,7 @@
 """Program of the two trainer ranks of `test_megatron_optimizers.py`, which compares both backends.
 
-python -m tests.ranks.training.megatron_optimizer_ranks <rank> <port> <dense> <with experts> <untied> <latent> <folder>
-    <kind>
+python -m tests.ranks.training.megatron_optimizer_ranks <rank> <port> <dense> <with experts> <untied> <latent>
+    <sinks> <linear attention> <folder> <kind>
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlscale.config import MegatronConfig, OptimizerName
+from rlscale.config import MegatronConfig, OptimizerName, QkvFormat
 from rlscale.errors import ConfigError
 from rlscale.training.distributed import join_world, leave_world
 from rlscale.training.fsdp.backend import FsdpBackend
@@ -36,9 +36,11 @@ from tests.ranks.training.megatron_ranks import (
 )
 
 # Untied, so that embedding and output layer have different rates.
-DENSE, EXPERTS, UNTIED, LATENT = range(4)
+DENSE, EXPERTS, UNTIED, LATENT, SINKS, DELTA = range(6)
 RATES = {"lr": 1e-2, "matrix_lr": 3e-3, "embedding_lr": 2e-2, "unembedding_lr": 4e-3}
 MUON = {"name": OptimizerName.muon, "weight_decay": 0.1, "lr": 1e-3, "matrix_lr": 0.02}
+ROWS = {**MUON, "qkv_format": QkvFormat.bshd}  # transformers packs no samples of linear attention
+DIVIDED = {"sequence_parallel": True, "expert_tensor_parallel_size": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,8 @@ CASES: dict[str, Case] = {
     ),
     "muon, experts": Case(model=EXPERTS, settings=MUON, sizes={"ep": 2}),
     "muon, latent": Case(model=LATENT, settings=MUON, sizes={"pp": 2}, is_slow=True),
+    "muon, sinks": Case(model=SINKS, settings=MUON, sizes={"ep": 2}),
+    "muon, linear attention": Case(model=DELTA, settings=ROWS, sizes={"tp": 2, "ep": 2}, more=DIVIDED),
     "muon, frozen": Case(settings={**MUON, "freeze_params": ["embed", "norm"]}, sizes={"pp": 2}, is_slow=True),
 }
 SAVED_AFTER = 2
@@ -154,6 +158,6 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7], Path(sys.argv[7]), sys.argv[8])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:9], Path(sys.argv[9]), sys.argv[10])
     # The reports are on disk. Threads of torch.distributed sometimes abort an interpreter that shuts down.
     os._exit(0)

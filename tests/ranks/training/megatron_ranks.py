@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from megatron.core.transformer.transformer_layer import TransformerLayer
 from safetensors.torch import load_file, save_file
 
 from rlscale.config import AlgoConfig, BatchConfig, MegatronConfig, ModelConfig, QkvFormat
@@ -86,12 +87,14 @@ BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 MORE_RESHARDED = {"tp2, etp2": "ep2"}
 SEQUENCES = {"sequence_parallel": True}
 INTERLEAVED = {"virtual_pipeline_model_parallel_size": 2}
+PARTIAL = {"num_microbatches_with_partial_activation_checkpoints": 1}
 MODES: dict[str, Mode] = {
     "dp2": Mode(),
     "dp2, whole optimiser on each": Mode(sizes={"use_distributed_optimizer": False}, is_slow=True),
     "tp2": Mode(sizes={"tp": 2}),
     "tp2, sequence-parallel": Mode(sizes={"tp": 2}, more=SEQUENCES),
     "pp2": Mode(sizes={"pp": 2}),
+    "pp2, recomputed in part": Mode(sizes={"pp": 2, "recompute_granularity": "full"}, more=PARTIAL),
     "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 96}),
     "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
     "cp2": Mode(sizes={"cp": 2}),
@@ -334,6 +337,17 @@ def nan_on_last_rank(spec: TrainerSpec, *, rank: int) -> str:
     return "no error"
 
 
+def layer_passes(path: str, config: MegatronConfig, *, rank: int) -> int:
+    """Forward passes of the first layer of this rank in a training step, those that recompute it included."""
+    backend = MegatronBackend(megatron_spec(path, config), rank=rank, world_size=dist.get_world_size())
+    layer = next(module for _, module in backend.policy.model.named_modules() if isinstance(module, TransformerLayer))
+    passes: list[bool] = []
+    layer.register_forward_hook(lambda *_: passes.append(True))
+    train(backend, BATCHES[0], data_ranks(config))
+    backend.close()
+    return len(passes)
+
+
 def continue_difference(spec: TrainerSpec, folder: Path, *, rank: int) -> float:
     """Largest difference of weights when another parallel layout continues from a checkpoint."""
     backend = MegatronBackend(spec, rank=rank, world_size=dist.get_world_size())
@@ -373,6 +387,10 @@ def main(rank: int, port: int, models: Sequence[str], folder: Path, kind: str) -
             report["moved bias"] = moved_bias(path, config, rank=rank)
         if name == "tp2":
             report["kl to itself"] = kl_to_saved(spec, folder / name, rank=rank)
+        if name == "pp2, recomputed in part":
+            whole = replace(config, core_args={})
+            plain = replace(whole, recompute_granularity=None)
+            report["layer passes"] = [layer_passes(path, each, rank=rank) for each in (plain, config, whole)]
         if name == "pp2":
             # An exported model of an earlier mode: other weights, same shapes.
             report["passes"] = all_scoring_passes(spec, str(folder / "tp2" / "hf"), rank=rank)

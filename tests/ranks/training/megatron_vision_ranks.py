@@ -81,6 +81,7 @@ CASES = {
     "qwen2_5_vl pp2, recomputed": VisionCase(build=QWEN2_5, sizes={PP: 2, **RECOMPUTED}),
     "qwen2_5_vl pp2, interleaved": VisionCase(build=QWEN2_5, sizes={PP: 2, "core_args": INTERLEAVED}),
     "dp2, attention recomputed": VisionCase(sizes={"recompute_granularity": "selective"}),
+    "pp2, layout": VisionCase(sizes={PP: 2, "core_args": {"pipeline_model_parallel_layout": "Ettt|tL"}}),
     "pp2, one length": VisionCase(sizes={PP: 2, "variable_seq_lengths": False, "seq_length": 96}),
 }
 TRAINED = {"tp2": (), "tp2 sp": (), "pp2": ("vision",)}

@@ -12,22 +12,26 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.ranks.training.launch import report, run_ranks
-from tests.ranks.training.megatron_families import CONFIGS, write_families
+from tests.ranks.training.megatron_families import CONFIGS, DELTAS, NEWER, write_families
 from tests.ranks.training.megatron_lora_ranks import CASES, DENSE, FUSED
 from tests.unit.training.rollouts import tiny_latent, tiny_model, tiny_moe
 
 PROGRAM = "tests.ranks.training.megatron_lora_ranks"
 SHORT = [name for name, case in CASES.items() if not case.is_slow]
+SHORT_DENSE = [name for name in SHORT if CASES[name].model == DENSE]
 LONG = [name for name, case in CASES.items() if case.is_slow]
 
 
 @pytest.fixture(scope="module")
 def models(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     dense, root = tiny_model(cache), tmp_path_factory.mktemp("families")
-    write_families(root, {"glm4": CONFIGS["glm4"]})
-    for file in Path(dense).glob("*token*"):
-        shutil.copy(file, root / "glm4")
-    return [dense, tiny_moe(cache), tiny_latent(cache), str(root / "glm4"), tiny_model(cache, seed=1)]
+    further = {"gpt_oss": NEWER["gpt_oss"], "qwen3_next": DELTAS["qwen3_next"], "qwen3_5_text": DELTAS["qwen3_5"]}
+    write_families(root, {"glm4": CONFIGS["glm4"], **further})
+    for name in ("glm4", *further):
+        for file in Path(dense).glob("*token*"):
+            shutil.copy(file, root / name)
+    own = [dense, tiny_moe(cache), tiny_latent(cache), str(root / "glm4"), tiny_model(cache, seed=1)]
+    return [*own, *(str(root / name) for name in further)]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,7 @@ def assert_equal(found: dict[str, Any]) -> None:
     numbers, weights = found["difference"]["numbers"], found["difference"]["weights"]
     assert found["start"] == 0, "both backends draw the same adapters"
     assert {"loss", "grad_norm", "kl_loss", "entropy"} <= set(numbers) and found["difference"]["other names"] == []
+    numbers.pop("rollout/padding", None)  # of rows: it depends on the number of data-parallel ranks
     assert max(numbers.values()) < 1e-5, numbers
     assert max(weights.values()) < 1e-5 and found["adapters"] < 1e-5, weights
     assert found["base"] and found["resumed"] and found["exported"] == 0
@@ -69,13 +74,13 @@ def test_steps_in_further_layouts_equal_those_of_fsdp(slow: Path, case: str) -> 
 
 
 def test_only_adapters_are_trained(short: Path) -> None:
-    for case in SHORT:
+    for case in SHORT_DENSE:
         found = report(short, 0)[case]
         # A and B of seven layers, in each decoder layer of the rank.
         assert found["trained"] == 2 * 7 * (1 if case == "pp2" else 2) and found["state"] == found["trained"], found
 
 
-@pytest.mark.parametrize("case", SHORT)
+@pytest.mark.parametrize("case", SHORT_DENSE)
 def test_exported_adapters_are_those_of_fsdp_and_peft_loads_them(short: Path, models: list[str], case: str) -> None:
     ours, theirs = (short / case / folder for folder in ("hf", "fsdp"))
     configs = [json.loads((each / "adapter" / "adapter_config.json").read_text()) for each in (ours, theirs)]

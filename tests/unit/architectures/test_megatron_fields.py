@@ -9,10 +9,13 @@ import pytest
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from rlscale.architectures.delta_fields import delta_fields
+from rlscale.architectures.family import names_with
 from rlscale.architectures.hf_config import tiny_config_json
 from rlscale.architectures.megatron_fields import (
     MEGATRON_DEFAULTS,
+    MegatronKeys,
     check_architecture,
+    check_bridge,
     megatron_fields,
     read_rope_type,
     transformer_fields,
@@ -74,9 +77,10 @@ def test_fields_that_differ_from_megatron_core_must_be_set() -> None:
         (
             {"model_type": "glm_moe_dsa"},
             "model.model_type must be one of deepseek_v3, glm4, glm4_moe, glm4_moe_lite, gpt_oss, kimi_k2, llama, "
-            "mimo, minimax_m2, qwen2, qwen2_5_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text, "
-            "qwen3_moe, qwen3_next, qwen3_vl",
+            "mimo, minimax_m2, mistral, mixtral, qwen2, qwen2_5_vl, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, "
+            "qwen3_5_moe_text, qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl",
         ),
+        ({"model_type": "mistral", "sliding_window": 4096}, "must have sliding_window=null in its config.json"),
         ({"hidden_act": "gelu"}, "model.hf_checkpoint must have hidden_act=silu in its config.json with Megatron-core"),
         ({"use_sliding_window": True}, "must have use_sliding_window=false in its config.json"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must have rope_type=default or linear or llama3 or"),
@@ -238,11 +242,8 @@ def test_a_yarn_model_is_reported_without_use_hf_config() -> None:
     [
         ({}, []),
         ({**MOE}, []),
-        ({"model_type": "glm4"}, ["be raw for a glm4 model; mbridge converts llama, qwen2, qwen3, qwen3_moe"]),
-        (
-            {**MOE, "mlp_only_layers": [0]},
-            ["be raw for a model with both dense and expert layers; mbridge converts llama, qwen2, qwen3, qwen3_moe"],
-        ),
+        ({**MOE, "mlp_only_layers": [0]}, []),
+        ({"model_type": "glm4"}, [f"be raw for a glm4 model; mbridge converts {', '.join(names_with('bridge'))}"]),
     ],
 )
 def test_models_that_mbridge_does_not_convert_are_refused(changes: dict[str, Any], expected: list[str]) -> None:
@@ -250,6 +251,16 @@ def test_models_that_mbridge_does_not_convert_are_refused(changes: dict[str, Any
     found = check_architecture({**QWEN3, **changes}, megatron_keys(model, MegatronConfig()))
     assert [each.rule for each in found] == expected
     assert all(each.path == "model.megatron_to_hf_mode" for each in found)
+
+
+def test_layers_for_multi_token_prediction_need_the_names_of_rlscale() -> None:
+    keys = MegatronKeys(uses_bridge=True, core_args={"mtp_num_layers": 1})
+    (problem,) = check_bridge("mimo", keys)
+    assert str(problem) == (
+        "model.megatron_to_hf_mode must be raw with megatron.mtp_num_layers, whose layers mbridge does not convert, "
+        "got bridge; remove it"
+    )
+    assert not check_bridge("mimo", MegatronKeys(uses_bridge=True))
 
 
 @pytest.fixture

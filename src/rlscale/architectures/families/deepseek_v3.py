@@ -57,5 +57,6 @@ FAMILY = Family(
     hf_names=_names(_COMPRESSED_QUERIES),
     plain_query_names=_names(_PLAIN_QUERIES),
     mtp=weights.NEXTN,
+    bridge="deepseek_v3",
     embedded=True,
 )

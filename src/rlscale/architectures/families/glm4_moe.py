@@ -26,6 +26,7 @@ FAMILY = Family(
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
     mtp=weights.NEXTN,
+    bridge="glm4_moe",
     embedded=True,
     sglang_unties=True,
 )

@@ -13,7 +13,7 @@ FAMILY = Family(
         dense=weights.GATED_MLP,
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
-    bridge=True,
+    bridge="llama",
     embedded=True,
     fused_cpu=True,
     chunked_logits=True,

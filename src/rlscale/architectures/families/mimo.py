@@ -19,5 +19,5 @@ FAMILY = replace(
             Weight(megatron="final_layernorm.weight", hf=("final_layernorm.weight",)),
         ),
     ),
-    bridge=False,
+    bridge="mimo",
 )

@@ -5,8 +5,10 @@ from rlscale.architectures.decoder_weights import HF_LAYER, MEGATRON_LAYER
 from rlscale.architectures.family import Family
 from rlscale.architectures.weight_names import HfNames, TensorLayout, Weight
 
-_EXPERT, _HF_MOE = f"{MEGATRON_LAYER}.mlp.experts.local_experts.{{j}}", f"{HF_LAYER}.block_sparse_moe"
-_HF_EXPERT = f"{_HF_MOE}.experts.{{j}}"
+_EXPERT_BIAS = Weight(
+    megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias",
+    hf=(f"{HF_LAYER}.block_sparse_moe.e_score_correction_bias",),
+)
 # Not named q_layernorm: Megatron-core would sum the gradients of tensor-parallel ranks, which hold different heads.
 _NORMS = tuple(
     Weight(
@@ -34,26 +36,8 @@ FAMILY = Family(
         before=(weights.EMBEDDING,),
         attention=(weights.QKV, weights.OUTPUT, *_NORMS, weights.INPUT_NORM),
         dense=(),
-        router=(
-            Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.weight", hf=(f"{_HF_MOE}.gate.weight",)),
-            Weight(megatron=f"{MEGATRON_LAYER}.mlp.router.expert_bias", hf=(f"{_HF_MOE}.e_score_correction_bias",)),
-            Weight(
-                megatron=f"{MEGATRON_LAYER}.pre_mlp_layernorm.weight",
-                hf=(f"{HF_LAYER}.post_attention_layernorm.weight",),
-            ),
-        ),
-        expert=(
-            Weight(
-                megatron=f"{_EXPERT}.linear_fc1.weight",
-                hf=(f"{_HF_EXPERT}.w1.weight", f"{_HF_EXPERT}.w3.weight"),
-                layout=TensorLayout.gated,
-            ),
-            Weight(
-                megatron=f"{_EXPERT}.linear_fc2.weight",
-                hf=(f"{_HF_EXPERT}.w2.weight",),
-                layout=TensorLayout.columns,
-            ),
-        ),
+        router=(weights.MIXTRAL_ROUTER[0], _EXPERT_BIAS, weights.MIXTRAL_ROUTER[1]),
+        expert=weights.MIXTRAL_EXPERT,
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
     embedded=True,

@@ -15,7 +15,7 @@ FAMILY = Family(
         expert=weights.EXPERT,
         after=(weights.FINAL_NORM, weights.HEAD),
     ),
-    bridge=True,
+    bridge="qwen3_moe",
     embedded=True,
     sglang_unties=True,
     chunked_logits=True,

@@ -48,7 +48,7 @@ def add_adapters(model: MegatronModel, path: str, lora: LoraConfig, *, seed: int
         ConfigError: as peft's `add_adapters`, or several ranks share a key head.
     """
     # The model of transformers without weights: peft finds the layers, draws A and reads `lora.load`, as on FSDP2.
-    shell = build_causal_lm(path, dtype=torch.float32, attn_implementation="sdpa")
+    shell = build_causal_lm(path, dtype=torch.float32, attn_implementation="eager")
     peft_adapters.add_adapters(shell, lora, seed=seed)
     found = {name.removesuffix(".weight"): adapter for name, adapter in find_adapters(shell).items()}
     model = replace(model, adapters=AdapterSettings(rank=lora.rank, alpha=lora.alpha, layers=tuple(found)))
@@ -99,17 +99,21 @@ def _layer_adapters(
 def _projections(mapped: MappedWeight, num_rows: int, *, model: MegatronModel) -> Projections:
     """The projections in a layer with `num_rows` output features on this rank."""
     sizes, num_ranks = head_sizes(model.architecture), shard_of_rank(mapped).count
-    if mapped.weight.layout == TensorLayout.qkv and sizes.num_groups % num_ranks:
+    if mapped.weight.layout in (TensorLayout.qkv, TensorLayout.qkv_gated) and sizes.num_groups % num_ranks:
         rule = f"divide the {sizes.num_groups} key heads of the model with train.lora.rank"
         fix = f"set it to {gcd(sizes.num_groups, num_ranks)}, or choose train=fsdp"
         path = "megatron.tensor_model_parallel_size"
         raise ConfigError([Problem(path=path, rule=rule, value=str(num_ranks), fix=fix)])
+    is_delta = mapped.weight.layout in (TensorLayout.delta_heads, TensorLayout.delta_parts)
+    assert sizes.delta is not None or not is_delta, "the model has gated delta nets"
+    num_groups = sizes.delta.key_heads if sizes.delta is not None and is_delta else sizes.num_groups
     return Projections.from_layer(
         mapped.weight.layout,
         [name.split(".")[-2] for name in mapped.weight.hf],
         num_rows=num_rows,
-        num_groups=sizes.num_groups // num_ranks,
+        num_groups=num_groups // num_ranks,
         queries_per_group=sizes.queries_per_group,
+        parts=() if sizes.delta is None else tuple(part // num_ranks for part in sizes.delta.parts),
     )
 
 

@@ -46,7 +46,8 @@ def _kind(name: str, parameter: nn.Parameter, *, is_tied: bool) -> str:
         return "embedding"
     if name == OUTPUT_LAYER or name.startswith(OWN_PREFIX):
         return "unembedding"
-    return "matrix" if parameter.dim() >= 2 else "other"
+    # The kernel of a convolution over tokens has one number for each position and channel.
+    return "matrix" if parameter.dim() >= 2 and not name.endswith("conv1d.weight") else "other"
 
 
 def freeze_model(model: MegatronModel, train: TrainConfig) -> None:

@@ -6,7 +6,7 @@ Shape legend: R trainable tokens of a micro-batch, T positions of this rank, H h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -72,10 +72,14 @@ class _ForwardStep:
     def __init__(self, loss: StageFunction) -> None:
         self._loss = loss
 
-    def __call__(self, data: Iterator[Microbatch], chunk: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    def __call__(
+        self, data: Iterator[Microbatch], chunk: nn.Module, is_recomputed: bool | None = None
+    ) -> tuple[Tensor, Callable[[Tensor], Any]]:
+        """Schedules pass `is_recomputed` with `megatron.num_microbatches_with_partial_activation_checkpoints` only."""
         micro = next(data)
         assert isinstance(micro, MegatronMicrobatch), "packed for Megatron-core"
-        output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
+        with _activations_kept(chunk) if is_recomputed is False else nullcontext():
+            output = chunk(micro.input_ids, micro.position_ids, None, packed_seq_params=micro.params)
         return output, partial(self._compute_loss, decoder=unwrap_model(chunk), micro=micro)
 
     def _compute_loss(
@@ -84,6 +88,17 @@ class _ForwardStep:
         # Zero tokens: the share belongs to the whole step already, and Megatron-core must not divide it.
         num_tokens = torch.zeros((), dtype=torch.int, device=hidden.device)
         return self._loss(micro, hidden, decoder), num_tokens, {}
+
+
+@contextmanager
+def _activations_kept(chunk: nn.Module) -> Iterator[None]:
+    """Context in which a forward pass keeps the activations of its layers although the model recomputes them."""
+    config = get_model_config(chunk)
+    granularity, config.recompute_granularity = config.recompute_granularity, None
+    try:
+        yield
+    finally:
+        config.recompute_granularity = granularity
 
 
 def score_column(

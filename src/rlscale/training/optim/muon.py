@@ -20,14 +20,16 @@ NUM_ITERATIONS = 5
 EPS = 1e-7
 MUON = "muon"
 """Key of a parameter group: True where Muon steps it."""
+TRANSPOSED = "transposed"
+"""Key of a parameter group: True where the columns of its matrices are outputs. Absent: the rows are."""
 
 
 class MuonAdamW(torch.optim.Optimizer):
     """Steps groups with `MUON` by Muon and the others by AdamW. Every group has `lr` and `weight_decay`.
 
     With G the gradient of a matrix W [rows, columns] and B its mean: B = mu B + (1 - mu) G, U = (1 - mu) G + mu B
-    (Nesterov), W = (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonalize(U). A parameter of three dimensions is
-    a stack of matrices.
+    (Nesterov), W = (1 - lr wd) W - lr sqrt(max(1, rows / columns)) orthogonalize(U), with rows and columns exchanged
+    where W is `TRANSPOSED`. A parameter of three dimensions is a stack of matrices.
 
     Invariant: `step` is a collective of the ranks that share the parameters. One rank orthogonalises a whole matrix, so
     that the number of ranks changes only rounding; matrices are assigned to ranks in the order of the parameters.
@@ -69,7 +71,9 @@ class MuonAdamW(torch.optim.Optimizer):
     ) -> list[tuple[Tensor, float]]:
         """The rank's rows of the orthogonalised directions of group `index`, each with the factor on its rate."""
         updates = orthogonalize_all(parameters, directions)
-        return [(update, rate_factor(p)) for update, p in zip(updates, parameters, strict=True)]
+        is_transposed = self.param_groups[index].get(TRANSPOSED, False)
+        matrices = [p.mT if is_transposed else p for p in parameters]
+        return [(update, rate_factor(p)) for update, p in zip(updates, matrices, strict=True)]
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
         """The rank's rows of the Nesterov direction U, which is orthogonalised."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlscale.config import OptimConfig, OptimizerName
 from rlscale.training.optim.cpu_adam import HostAdamW, host_state
-from rlscale.training.optim.muon import MUON, MuonAdamW, local_shard, muon_state
+from rlscale.training.optim.muon import MUON, TRANSPOSED, MuonAdamW, local_shard, muon_state
 
 SCALE = "lr_scale"
 """Key of a parameter group: its learning rate as a multiple of `optim.lr`."""
@@ -84,14 +84,18 @@ def lr_scales(optim: OptimConfig) -> dict[str, float]:
 
 def _groups(model: PreTrainedModel, optim: OptimConfig) -> list[dict[str, Any]]:
     """Trainable parameters grouped by learning rate, and for Muon by algorithm, in the order of the model."""
-    scales, by_rate = lr_scales(optim), dict[tuple[float, bool], list[nn.Parameter]]()
-    kind_of = _kinds(model)
+    scales, by_rate = lr_scales(optim), dict[tuple[float, bool, bool], list[nn.Parameter]]()
+    kind_of, transposed = _kinds(model), _transposed(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             kind = kind_of(parameter)
             is_muon = optim.name == OptimizerName.muon and kind == "matrix"
-            by_rate.setdefault((scales.get(kind, 1.0), is_muon), []).append(parameter)
-    return [{"params": found, SCALE: scale, MUON: by_muon} for (scale, by_muon), found in by_rate.items()]
+            group = scales.get(kind, 1.0), is_muon, is_muon and parameter in transposed
+            by_rate.setdefault(group, []).append(parameter)
+    return [
+        {"params": found, SCALE: scale, MUON: by_muon, **({TRANSPOSED: True} if is_transposed else {})}
+        for (scale, by_muon, is_transposed), found in by_rate.items()
+    ]
 
 
 def _base(optim: OptimConfig) -> float:
@@ -103,15 +107,24 @@ def _kinds(model: PreTrainedModel) -> Callable[[nn.Parameter], str]:
     """Function from a parameter to `embedding`, `unembedding`, `tied` (both), `matrix`, or `other` for vectors."""
     first, last = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding, unembedding = getattr(first, "weight", None), getattr(last, "weight", None)
+    # Stacked biases of experts, and kernels of one number for each position and channel, are no matrices.
+    vectors: set[Tensor] = {p for name, p in model.named_parameters() if name.endswith("bias")}
+    vectors |= {module.weight for module in model.modules() if isinstance(module, nn.Conv1d)}
 
     def kind_of(parameter: nn.Parameter) -> str:
         if parameter is embedding:
             return "tied" if embedding is unembedding else "embedding"
         if parameter is unembedding:
             return "unembedding"
-        return "matrix" if parameter.dim() >= 2 else "other"
+        return "matrix" if parameter.dim() >= 2 and parameter not in vectors else "other"
 
     return kind_of
+
+
+def _transposed(model: PreTrainedModel) -> set[nn.Parameter]:
+    """Stacks of experts [E, in, out], as of gpt-oss."""
+    stacks = (module for module in model.modules() if getattr(module, "is_transposed", False))
+    return {p for module in stacks for p in module.parameters(recurse=False) if p.dim() == 3}
 
 
 def clip_gradient(parameters: Sequence[nn.Parameter], *, max_norm: float) -> float:

@@ -79,6 +79,8 @@ def lay_out_images(
     for index, length in zip(indices_S.tolist(), lengths_S.tolist(), strict=True):
         own, ids = _images_of(batch, index, length), tokens_E[begin : begin + length]
         grids = [image.grid for image in own]
+        if not own:
+            _check_prompt(batch, index, ids, layout.image_token)
         try:
             starts = place_images(layout, ids, grids)
         except ValueError as error:
@@ -94,6 +96,14 @@ def lay_out_images(
             features[first : first + count] = known[image.digest] + np.arange(count)
         begin += length
     return ImageRows(images=tuple(images), positions=positions, features=features)
+
+
+def _check_prompt(batch: TrainBatch, index: int, ids: Int64, image_token: int) -> None:
+    """Raises DataError if a sample without images has placeholders in its prompt. In an answer they count as text."""
+    number = int(np.count_nonzero(ids[: batch.prompt_lens[index]] == image_token))
+    if number:
+        fault = f"its prompt has {number} placeholder tokens, and no image"
+        raise DataError(f"sample {index} of the batch cannot be trained on: {fault}")
 
 
 def _images_of(batch: TrainBatch, index: int, length: int) -> Sequence[Image]:

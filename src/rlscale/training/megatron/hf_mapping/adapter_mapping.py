@@ -22,17 +22,36 @@ def map_adapters(model: MegatronModel) -> Iterator[MappedWeight]:
     vision = find_family(model.architecture.family).vision
     for mapped in map_weights(model.architecture) if layers else ():
         own, layout = mapped.weight.megatron.removesuffix(".weight"), mapped.weight.layout
-        # An adapter belongs to one projection of a fused layer, so its B is divided as the rows of a simple layer are.
-        rows = TensorLayout.rows if layout in (TensorLayout.qkv, TensorLayout.gated) else layout
-        layouts = {TensorLayout.columns: (layout, TensorLayout.whole)}.get(layout, (TensorLayout.whole, rows))
         for name in mapped.weight.hf:
             # peft names layers as transformers does in memory.
             layer = (name if vision is None else vision.in_memory(name)).removesuffix(".weight")
             if layer not in layers:
                 continue
+            layouts = {TensorLayout.columns: (layout, TensorLayout.whole)}.get(
+                layout, (TensorLayout.whole, _row_layout(layout, layer))
+            )
             for half, hf_name, of_half in zip("ab", peft_names(layer), layouts, strict=True):
                 path = f"{own}.{ADAPTERS}.{layer.split('.')[-1]}.{half}"
                 yield MappedWeight(weight=Weight(megatron=path, hf=(hf_name,), layout=of_half), layer=mapped.layer)
+
+
+def _row_layout(layout: TensorLayout, layer: str) -> TensorLayout:
+    """The layout of B: it belongs to one projection of a fused layer, whose rows are divided as those of a simple one.
+
+    Only the queries, keys and values of a gated delta net are one tensor of three parts.
+    """
+    if layout == TensorLayout.delta_parts and layer.endswith(".in_proj_qkv"):
+        return TensorLayout.delta_conv
+    return TensorLayout.rows if layout in _FUSED else layout
+
+
+_FUSED = (
+    TensorLayout.qkv,
+    TensorLayout.qkv_gated,
+    TensorLayout.gated,
+    TensorLayout.delta_heads,
+    TensorLayout.delta_parts,
+)
 
 
 class ModelShards(Mapping[str, Tensor]):

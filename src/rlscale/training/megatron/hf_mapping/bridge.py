@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from rlscale.architectures.family import find_family
 from rlscale.errors import ConfigError, Problem
 from rlscale.training.megatron.model.megatron_model import MegatronDecoder, MegatronModel
 from rlscale.training.spec import WeightOwners
@@ -63,17 +65,32 @@ def make_bridge(model: MegatronModel) -> Any:
         rule, fix = f"be raw without {error.name}", "pip install 'rlscale[bridge]', or remove it"
         raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix=fix)]) from error
     architecture = model.architecture
-    kind = _MODEL_REGISTRY.get(architecture.hf_config.model_type)
+    kind = _MODEL_REGISTRY.get(find_family(architecture.family).bridge)
     if kind is None:
-        rule = f"be raw for a model of type {architecture.hf_config.model_type}, which mbridge does not support"
+        rule = f"be raw for a {architecture.family} model, which this version of mbridge does not convert"
         raise ConfigError([Problem(path=MODE, rule=rule, value="bridge", fix="remove it")])
-    # mbridge changes the mappings of its class for a model with tied weights; a copy keeps the next model correct.
-    own = {name: deepcopy(getattr(kind, name)) for name in dir(kind) if name.endswith("_MAPPING")}
     # With any divisor set, mbridge pads the vocabulary to the size assigned below, and removes the padding on export.
     options = {"dtype": model.config.params_dtype, "make_vocab_size_divisible_by": 1}
-    bridge = type(kind.__name__, (kind,), own)(architecture.hf_config, **options)
+    bridge = type(kind.__name__, (kind,), _own_members(kind, model.config))(architecture.hf_config, **options)
     bridge.vocab_size, bridge.padded_vocab_size = architecture.vocab_size, architecture.padded_vocab_size
     return bridge
+
+
+def _own_members(kind: Any, config: TransformerConfig) -> dict[str, Any]:
+    """Attributes of a class for one model, in place of those of mbridge's class for its family."""
+    # Imported here, as in `make_bridge`.
+    from mbridge.core import Bridge
+    from mbridge.models import Qwen2Bridge
+
+    # mbridge changes the mappings of its class for a model with tied weights; a copy keeps the next model correct.
+    members = {name: deepcopy(getattr(kind, name)) for name in dir(kind) if name.endswith("_MAPPING")}
+    # Some classes lack the layers without experts of a model that has both; their names are the same in all families.
+    members["_MLP_MAPPING"] = {**Qwen2Bridge._MLP_MAPPING, **members["_MLP_MAPPING"]}
+    # The class for DeepSeek-V3 would dequantise FP8, on CUDA only; quantised folders are refused before.
+    members["_get_safetensor_io"] = Bridge._get_safetensor_io
+    # mbridge would describe the model with fields that other versions of Megatron-core and transformers have.
+    members["_build_config"] = lambda _: config
+    return members
 
 
 class _Renamed:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.ssm.gated_delta_net import _split_tensor_factory
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -36,7 +37,7 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from rlscale.architectures.weight_names import TensorLayout
-from rlscale.training.megatron.model.layers import mark_sequence_parallel
+from rlscale.training.megatron.model.layers import mark_sequence_parallel, rms_norm
 
 ADAPTERS = "adapters"
 """Name of the submodule of a linear layer that holds its adapters."""
@@ -69,18 +70,47 @@ class Projections:
     layout: TensorLayout  # of the weight
     widths: Mapping[str, int]  # name -> output features on this rank, in the order of the layout
     num_groups: int = 1  # of heads that share a key head, on this rank
+    queries_per_group: int = 1  # query heads
+    parts: tuple[int, ...] = ()  # output features of a gated delta net on this rank, in the order of `DeltaShape.parts`
 
     @classmethod
     def from_layer(
-        cls, layout: TensorLayout, names: Sequence[str], *, num_rows: int, num_groups: int, queries_per_group: int
+        cls,
+        layout: TensorLayout,
+        names: Sequence[str],
+        *,
+        num_rows: int,
+        num_groups: int,
+        queries_per_group: int,
+        parts: tuple[int, ...] = (),
     ) -> Projections:
-        """The projections in a layer with `num_rows` output features on this rank, of `num_groups` groups of heads."""
-        if layout != TensorLayout.qkv:
-            return cls(layout=layout, widths=dict.fromkeys(names, num_rows // len(names)))
-        # A group has the rows of its query heads, of one key head and of one value head.
-        rows = num_rows // (queries_per_group + 2)
-        widths = dict(zip(names, (rows * queries_per_group, rows, rows), strict=True))
-        return cls(layout=layout, widths=widths, num_groups=num_groups)
+        """The projections in a layer with `num_rows` output features on this rank.
+
+        Args:
+            layout: of the weight.
+            names: of the projections.
+            num_rows: output features on this rank.
+            num_groups: groups of heads that share a key head, on this rank.
+            queries_per_group: query heads.
+            parts: as the field.
+        """
+        sizes: tuple[int, ...] = (num_rows // len(names),) * len(names)
+        if layout in (TensorLayout.qkv, TensorLayout.qkv_gated):
+            # A group has the rows of its query heads, perhaps of their gates, of one key head and of one value head.
+            queries = queries_per_group * (2 if layout == TensorLayout.qkv_gated else 1)
+            rows = num_rows // (queries + 2)
+            sizes = (rows * queries, rows, rows)
+        elif layout == TensorLayout.delta_parts:
+            sizes = (sum(parts[:3]), *parts[3:])
+        elif layout == TensorLayout.delta_heads:
+            sizes = (sum(parts[:4]), sum(parts[4:]))
+        return cls(
+            layout=layout,
+            widths=dict(zip(names, sizes, strict=True)),
+            num_groups=num_groups,
+            queries_per_group=queries_per_group,
+            parts=parts,
+        )
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The output of the layer from the outputs of its projections, zeros for those that are missing. [..., out]"""
@@ -91,10 +121,22 @@ class Projections:
         ]
         if len(given) == 1:
             return given[0]
-        if self.layout == TensorLayout.qkv:
+        if self.layout in (TensorLayout.qkv, TensorLayout.qkv_gated):
             # Of each group first the queries, then the key and the value.
-            by_group = [each.view(*each.shape[:-1], self.num_groups, -1) for each in given]
+            by_group = [torch.unflatten(each, -1, (self.num_groups, -1)) for each in given]
+            if self.layout == TensorLayout.qkv_gated:
+                # Hugging Face has a query head and its gate as neighbours, Megatron-core all gates after all queries.
+                heads = torch.unflatten(by_group[0], -1, (self.queries_per_group, 2, -1))
+                by_group[0] = heads.transpose(-3, -2).flatten(-3)
             return torch.cat(by_group, dim=-1).flatten(-2)
+        if self.layout == TensorLayout.delta_heads:
+            # Hugging Face has all parts of a key head as neighbours.
+            widths = [part // self.num_groups for part in self.parts]
+            split = [
+                torch.split(torch.unflatten(each, -1, (self.num_groups, -1)), some, dim=-1)
+                for each, some in zip(given, (widths[:4], widths[4:]), strict=True)
+            ]
+            return torch.cat([part.flatten(-2) for some in split for part in some], dim=-1)
         return torch.cat(given, dim=-1)
 
 
@@ -194,6 +236,10 @@ class LayerAdapters(nn.ModuleDict):
             # Each rank has rows of both halves of B.
             for key in [f"{prefix}{name}.b" for name in self._parts]:
                 state[key] = apply_swiglu_sharded_factory(state[key], sharded_offsets)
+        if self._layout == TensorLayout.delta_parts and (key := f"{prefix}in_proj_qkv.b") in state:
+            # Each rank has rows of queries, of keys and of values.
+            names, sizes = ["query", "key", "value"], list(self.projections.parts[:3])
+            state[key] = _split_tensor_factory(state[key], sizes, names, 0)
         return state
 
 
@@ -253,4 +299,8 @@ def _adapted(kind: type[Any]) -> type[Any]:
 def _normed(layer: Any, input_: Tensor) -> Tensor:
     """The input of the product: some layers have a norm inside. Its weight is frozen."""
     weight = getattr(layer, "layer_norm_weight", None)
-    return input_ if weight is None else F.rms_norm(input_, (input_.shape[-1],), weight, layer.eps)
+    if weight is None:
+        return input_
+    # The second name is Transformer Engine's.
+    is_centered = getattr(layer, "is_zero_centered", getattr(layer, "zero_centered_gamma", False))
+    return rms_norm(input_, weight, layer.eps, is_zero_centered=is_centered)

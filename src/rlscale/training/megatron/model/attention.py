@@ -40,6 +40,7 @@ class PackedSamples(PackedSeqParams):  # type: ignore[misc]  # Megatron-core has
     """
 
     layout: PackedLayout | SpanLayout | None = None  # for `TorchAttention`
+    exchange: object = None  # the `HeadExchange` of layers that need whole samples, made by the first of them
     batch_rows: Int64 | None = None  # row of the batch at each position of this rank, -1 at padding; [T]
     images: PackedImages | None = None  # on the first pipeline stage of a model with images
     later_ids: tuple[Tensor, ...] = ()  # ids 1, 2, ... tokens later in the same sample, 0 past its end; [1, T] each
@@ -171,6 +172,11 @@ def _context_parallel_attention(q: Tensor, k: Tensor, v: Tensor, *, context: Con
 def _build_layout(lengths_S: Int64, *, context: ContextGroup | None, device: torch.device) -> PackedLayout | SpanLayout:
     if context is not None and context.size > 1:
         return _build_span_layout(lengths_S, context=context, device=device)
+    return build_packed_layout(lengths_S, device=device)
+
+
+def build_packed_layout(lengths_S: Int64, *, device: torch.device) -> PackedLayout:
+    """The positions of packed samples of which this rank has all tokens."""
     starts = np.cumsum(lengths_S) - lengths_S
     buckets = [
         build_length_bucket(lengths_S[first:last], start=int(starts[first]), device=device)
@@ -186,20 +192,26 @@ def _build_span_layout(lengths_S: Int64, *, context: ContextGroup, device: torch
     assert (lengths_S % (2 * size) == 0).all(), f"samples are padded to multiples of {2 * size} tokens"
     spans, keys = [], []
     num_rows = int(lengths_S.sum()) // size
-    first_row = 0
-    for i, length in enumerate(lengths_S.tolist()):
-        chunk = length // (2 * size)
-        # rows[p]: row of position p among the gathered rows of all ranks, which are concatenated by rank.
-        rows = np.empty(length, dtype=np.int64)
-        for rank in range(size):
-            rows[zigzag_positions(length, index=rank, size=size)] = rank * num_rows + first_row + np.arange(2 * chunk)
+    for i, rows in enumerate(gathered_rows(lengths_S, size=size)):
+        chunk = len(rows) // (2 * size)
         # Each chunk attends to the positions from 0 to its own end.
         for place in (index, 2 * size - 1 - index):
             spans.append(Span(sample=i, start=place * chunk, stop=(place + 1) * chunk))
             keys.append(rows[: (place + 1) * chunk])
-        first_row += 2 * chunk
     key_rows_of_spans = build_key_rows(np.concatenate(keys), max_rows=num_rows, context=context, device=device)
     return build_span_layout(spans, keys=key_rows_of_spans, device=device, alike=_similar_runs)
+
+
+def gathered_rows(lengths_S: Int64, *, size: int) -> list[Int64]:
+    """For each position of each sample its row among those of `size` ranks, which are concatenated by rank."""
+    num_rows, first_row, found = int(lengths_S.sum()) // size, 0, []
+    for length in lengths_S.tolist():
+        rows, num_own = np.empty(length, dtype=np.int64), length // size
+        for rank in range(size):
+            rows[zigzag_positions(length, index=rank, size=size)] = rank * num_rows + first_row + np.arange(num_own)
+        found.append(rows)
+        first_row += num_own
+    return found
 
 
 def _similar_runs(lengths: Int64) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from rlscale.models.delta_rule import causal_convolution, gated_delta_rule, log_decays
 from rlscale.training.attention.packed import PackedLayout
 from rlscale.training.megatron.model.attention import packed_layout
+from rlscale.training.megatron.model.head_exchange import find_exchange
 from rlscale.training.megatron.model.layers import rms_norm
+from rlscale.training.packing.context_parallel import ContextGroup
 
 
 class HeadNorm(nn.Module):
@@ -50,6 +52,9 @@ class GatedDeltaNet(gated_delta_net.GatedDeltaNet):  # type: ignore[misc]  # Meg
         # The original raises without fla, which its own forward pass calls; the one below needs it on CUDA only.
         gated_delta_net.HAVE_FLA = True
         super().__init__(*args, **options)
+        group = self.pg_collection.cp
+        size = group.size()
+        self.context = ContextGroup(index=group.rank(), size=size, group=group) if size > 1 else None
 
     def forward(
         self,
@@ -68,27 +73,60 @@ class GatedDeltaNet(gated_delta_net.GatedDeltaNet):  # type: ignore[misc]  # Meg
             options: of attention, which this layer does not have.
         """
         projected, _ = self.in_proj(hidden_states)
-        rows = projected.transpose(0, 1)
         heads, keys, values = (each // self.tp_size for each in (self.num_value_heads, self.qk_dim, self.v_dim))
-        qkv, gate, beta, decay = torch.split(rows, [2 * keys + values, values, heads, heads], dim=-1)
-        layout = None if packed_seq_params is None else packed_layout(packed_seq_params, device=rows.device)
-        qkv = F.silu(causal_convolution(qkv, self.conv1d.weight.squeeze(1), _positions(rows, layout))).to(rows.dtype)
+        parts = torch.split(projected, [keys, keys, values, values, heads, heads], dim=-1)
+        # The kernel of each channel: queries, keys and values.
+        taps = torch.split(self.conv1d.weight.squeeze(1), [keys, keys, values])
+        log_rate, decay_bias = self.A_log, self.dt_bias
+        exchange, layout = None, None
+        if self.context is not None:
+            device = projected.device
+            exchange = find_exchange(packed_seq_params, num_rows=len(projected), context=self.context, device=device)
+            parts, layout = exchange.to_heads(parts), exchange.layout
+            taps = tuple(exchange.own_share(each) for each in taps)
+            log_rate, decay_bias = exchange.own_share(log_rate), exchange.own_share(decay_bias)
+        elif packed_seq_params is not None:
+            layout = packed_layout(packed_seq_params, device=projected.device)
+        gated = self._mix(parts, torch.cat(taps), log_rate=log_rate, decay_bias=decay_bias, layout=layout)
+        output, bias = self.out_proj(gated if exchange is None else exchange.to_tokens(gated))
+        return output, bias
+
+    def _mix(
+        self,
+        parts: tuple[Tensor, ...],
+        taps: Tensor,
+        *,
+        log_rate: Tensor,
+        decay_bias: Tensor,
+        layout: PackedLayout | None,
+    ) -> Tensor:
+        """The gated output of some heads for all positions. [L, B, H V]
+
+        Args:
+            parts: queries, keys, values, gates, betas and decays of these heads, [L, B, width] each.
+            taps: of the convolution. [C, kernel]
+            log_rate: of the decays. [H]
+            decay_bias: of the decays. [H]
+            layout: of packed samples; None: rows of equal length.
+        """
+        *qkv, gate, beta, decay = (part.transpose(0, 1) for part in parts)
+        widths, rows = [part.shape[-1] for part in qkv], torch.cat(qkv, dim=-1)
+        convolved = F.silu(causal_convolution(rows, taps, _positions(rows, layout))).to(rows.dtype)
         q, k, v = (
             torch.unflatten(x, -1, (-1, width))
             for x, width in zip(
-                torch.split(qkv, [keys, keys, values], dim=-1),
+                torch.split(convolved, widths, dim=-1),
                 (self.key_head_dim, self.key_head_dim, self.value_head_dim),
                 strict=True,
             )
         )
         # Neighbouring value heads share a key head.
         q, k = (x.repeat_interleave(self.num_value_heads // self.num_key_heads, dim=2) for x in (q, k))
-        log_decay = log_decays(decay, self.A_log, self.dt_bias)
+        log_decay = log_decays(decay, log_rate, decay_bias)
         out = _delta_rule(q, k, v, log_decay=log_decay, beta=beta.sigmoid(), layout=layout).to(rows.dtype)
         # In the order of transformers: the gate multiplies in float32.
-        gated = self.out_norm(out) * F.silu(torch.unflatten(gate, -1, (-1, self.value_head_dim)).float())
-        output, bias = self.out_proj(gated.to(rows.dtype).flatten(2).transpose(0, 1).contiguous())
-        return output, bias
+        gated: Tensor = self.out_norm(out) * F.silu(torch.unflatten(gate, -1, (-1, self.value_head_dim)).float())
+        return gated.to(rows.dtype).flatten(2).transpose(0, 1).contiguous()
 
 
 class GatedAttention(SelfAttention):  # type: ignore[misc]  # Megatron-core has no types

@@ -104,13 +104,14 @@ def _build_microbatch(
     ids[slots] = rows.tokens
     own = np.arange(len(ids))
     # A token is predicted at the position before it.
-    logit_rows, shard, places = slots[np.maximum(rows.trainable - 1, 0)], None, None
+    trainable = rows.trainable
+    logit_rows, shard, places = slots[np.maximum(trainable - 1, 0)], None, None
     targets = rows.targets
     if context is not None:
         own = _own_slots(widths, starts, index=context.index, size=context.size)
         places = _token_places(rows, slots, widths, starts, context=context)
-        logit_rows, shard = shard_entries(rows, places, context=context, device=device)
-        targets = rows.tokens[rows.trainable[shard.own.cpu().numpy()]]
+        logit_rows, shard = shard_entries(trainable, places, context=context, device=device)
+        targets = rows.tokens[trainable[shard.own.cpu().numpy()]]
         # A rank without trainable tokens computes one masked entry.
         targets = targets if len(targets) else np.zeros(1, dtype=np.int64)
     params = None if is_padded else _build_params(rows, slots, widths, own=own, context=context, device=device)
@@ -136,7 +137,7 @@ def _build_microbatch(
         targets=to_device(targets, device),
         layout=rows.layout(device),
         sample_indices=rows.indices,
-        batch_rows=rows.trainable_batch_rows,
+        batch_runs=rows.trainable_batch_runs,
         shard=shard,
     )
 

@@ -9,7 +9,7 @@ layer, U those of them that this rank computes, S samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,7 +54,8 @@ def find_targets(
         context: the ranks that share each sample.
         device: of the model.
     """
-    labels = rows.trainable[rows.mask & (rows.positions[rows.trainable] > depth)]
+    trainable = rows.trainable
+    labels = trainable[rows.mask & (rows.positions[trainable] > depth)]
     mask = np.ones(max(len(labels), 1), dtype=np.bool_)
     if not len(labels):
         labels, mask = np.zeros(1, dtype=np.int64), ~mask
@@ -62,7 +63,7 @@ def find_targets(
     following, shard = labels - depth, None
     logit_rows = slots[np.maximum(following - 1, 0)]
     if context is not None and places is not None:
-        logit_rows, shard = shard_entries(replace(rows, trainable=following), places, context=context, device=device)
+        logit_rows, shard = shard_entries(following, places, context=context, device=device)
         labels = labels[shard.own.cpu().numpy()]
     targets = rows.tokens[labels] if len(labels) else np.zeros(1, dtype=np.int64)
     return MtpTargets(

@@ -110,7 +110,11 @@ def load_architecture(
         sizes = latent_sizes(hf_fields(config_json), text)
         transformer = MLATransformerConfig(**{**core, **sizes})
     else:
+        if find_family(config_json["model_type"]).delta_net:
+            # Megatron-core asserts it, as its own layer has no context parallelism; ours exchanges heads.
+            core["context_parallel_size"] = 1
         transformer = TransformerConfig(**core)
+        transformer.context_parallel_size = megatron.context_parallel_size
         for name, value in yarn_fields(text).items():
             setattr(transformer, name, value)  # not dataclass fields, but attention reads them
     return MegatronArchitecture(
