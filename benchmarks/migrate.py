@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.migrate_checkout import translate_all
 
 RESULTS = Path(__file__).parent / "results"
-COLUMNS = ("arguments", "complete", "loads", "plans", "waits")
+COLUMNS = ("arguments", "complete", "loads", "plans", "refused")
 NUM_REASONS = 15
 ABOUT = (
     "Every script and Python launcher of the checkouts that starts a training run; none of them was run. `complete`: "

@@ -52,7 +52,7 @@ def translate_all(folder: Path) -> Result:
             "complete": not found.losses,
             "loads": config is not None,
             "plans": config is not None and _plans(config),
-            "waits": any(place.kind is Kind.waits for place in found.places.values()),
+            "refused": any(place.kind is Kind.refused for place in found.places.values()),
         }
         result.counts.update({"inputs": 1, **row})
         result.kinds.update(str(place.kind) for place in found.places.values())
@@ -101,7 +101,7 @@ def _plans(config: RunConfig) -> bool:
 
 def main(folders: Sequence[str]) -> int:
     """Prints a row for each folder, and what keeps experiments from loading."""
-    columns = ("inputs", "arguments", "complete", "loads", "plans", "waits")
+    columns = ("inputs", "arguments", "complete", "loads", "plans", "refused")
     rows = [("folder", *columns)]
     for folder in folders:
         result = translate_all(Path(folder))

@@ -67,6 +67,7 @@ NARROW = ("model.num_layers=3", "model.hidden_size=96", "model.intermediate_size
 
 STARTS = {
     "calculator_warmup": Start(experiment="calculator"),  # framework_agent starts from it, too
+    "code_warmup": Start(experiment="code"),
     "guess_warmup": Start(experiment="guess"),
     "quickstart_warmup": Start(experiment="quickstart", model="tiny_qwen3"),
     "search_warmup": Start(experiment="search"),

@@ -54,6 +54,7 @@ LONGEST_FIRST = (
     f"{RUNS}sglang.py",
     "tests/ranks/config/test_option_precedence.py",
     f"{RUNS}algorithms.py",
+    f"{RUNS}agent_examples.py::test_held_out_success_doubles[code]",
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[calculator]",
     f"{RUNS}agent_examples.py::test_held_out_success_doubles[two_agents]",
     f"{RUNS}vision.py::test_counting_squares",

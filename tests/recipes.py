@@ -1,4 +1,4 @@
-"""Recipes of conf/experiment: those whose rehearsal runs, and those that wait for a feature."""
+"""Recipes of conf/experiment."""
 
 RUNNABLE = (
     "calculator",
@@ -39,6 +39,3 @@ AGENT_EXAMPLES = ("calculator", "code", "framework_agent", "guess", "search", "t
 
 CUT = ("deepseek_r1", "glm45_355b_a32b", "minimax_m25")
 """Recipes with more than 32 processes, whose layout a rehearsal cuts."""
-
-WAITING: dict[str, str] = {}
-"""Recipe -> the key that this version does not support yet. Its rehearsal reports the key; it is never removed."""

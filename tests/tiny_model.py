@@ -100,15 +100,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """`model_type` -> fields of a tiny model apart from `FIGURES`."""
 
 
-def write_tiny(folder: Path, *, family: str, seed: int = 0) -> Path:
-    """Writes model and tokenizer of one of `FAMILIES`. All tensors are random: norms, biases and sinks, too."""
+def write_tiny(folder: Path, *, family: str, seed: int = 0, **fields: int) -> Path:
+    """Writes model and tokenizer of one of `FAMILIES`, with other values of some fields.
+
+    All tensors are random: norms, biases and sinks, too.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from rlscale.models.transformers_aliases import register_aliases
 
     register_aliases()
-    config = AutoConfig.for_model(family, **{**FIGURES, **FAMILIES[family]})
+    config = AutoConfig.for_model(family, **{**FIGURES, **FAMILIES[family], **fields})
     config._attn_implementation = "eager"  # the others do not know sinks
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)

@@ -155,6 +155,7 @@ GOLDEN: Mapping[str, str] = {
 
 TITLES: Mapping[str, str] = {
     "grpo": "GRPO",
+    "grpo_per_token": "GRPO by token",
     "dr_grpo": "Dr.GRPO",
     "dapo": "DAPO",
     "gspo": "GSPO",
@@ -173,7 +174,7 @@ TITLES: Mapping[str, str] = {
 }
 """Options of `conf/algo` by name, in the order of the table."""
 
-SAME_CURVE: Mapping[str, str] = {"sft_per_token": "sft"}
+SAME_CURVE: Mapping[str, str] = {"grpo_per_token": "grpo", "sft_per_token": "sft"}
 """Options without a separate picture, and the option whose picture they use."""
 
 PICTURES = "images/algorithms"

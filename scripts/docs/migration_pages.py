@@ -14,9 +14,9 @@ from pathlib import Path
 import yaml
 
 from rlscale.config.keys import find_key, keys
+from rlscale.config.library_limits import LIMITS
 from rlscale.config.problems import show
 from rlscale.config.serialize import flatten
-from rlscale.config.unsupported import supported_values
 from rlscale.migration.argument_tables import TableRow, read_defaults, read_table
 from rlscale.migration.foreign_arguments import Project
 from rlscale.migration.migrate import migrate
@@ -123,8 +123,7 @@ def make_page(project: Project) -> str:
         f"# From {name} to rlscale",
         introduction.rstrip(),
         "## Every argument",
-        '"Waits" means that the key exists and is not supported yet. Setting it is an error that names the missing\n'
-        "feature.",
+        '"Refused" means that the key exists and that its library cannot do this in a run.',
     ]
     rows = list(read_table(project).values())
     groups = list(dict.fromkeys(key.group for key in keys().values()))
@@ -167,8 +166,8 @@ def _row(row: TableRow) -> str:
     if key is not None:
         default = "required" if key.required else f"`{show(json.loads(json.dumps(key.default, default=str)))}`"
     notes = [row.note] if row.note else []
-    if (supported := supported_values().get(row.key)) is not None:
-        notes.append(f"waits: {supported.feature}")
+    if (limit := LIMITS.get(row.key)) is not None:
+        notes.append(f"refused: {limit.reason}")
     return f"| `{row.argument}` | `{row.key}{value}` | {default} | {'; '.join(notes)} |"
 
 

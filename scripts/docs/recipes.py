@@ -6,7 +6,7 @@ from rlscale.config import LoadedConfig, TrainBackendName, load_config_with_note
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.rules import has_agent
 from rlscale.errors import count_noun
-from rlscale.plan import Plan, find_hardware, find_suggestions, find_unsupported, make_plan
+from rlscale.plan import Plan, find_hardware, find_suggestions, make_plan
 from rlscale.plan.quantities import format_count, format_size
 
 HARDWARE = ("h100", "h200")
@@ -22,7 +22,7 @@ the rest of their GPU. [Plan a run](../how-to/plan.md) explains the figures and 
 [examples of agents](../how-to/agent-examples.md) with Qwen3-4B.
 """
 
-_HEAD = ("recipe", "model", "GPUs", "trainer", "memory of a rank", "engines", *HARDWARE, "waits for")
+_HEAD = ("recipe", "model", "GPUs", "trainer", "memory of a rank", "engines", *HARDWARE)
 
 
 def make_recipes_page() -> str:
@@ -43,13 +43,11 @@ def _load(experiment: str, *overlays: str) -> LoadedConfig:
 
 def _row(name: str, loaded: LoadedConfig) -> tuple[str, ...]:
     plans = [make_plan(loaded.config, find_hardware(name)) for name in HARDWARE]
-    unsupported = find_unsupported(loaded.config, loaded.derived)
-    waits = ", ".join(f"`{line.partition(' ')[0]}`" for line in unsupported) or "-"
     fits = (verdict(loaded, plan) for plan in plans)
     plan = plans[0]
     memory = "-" if plan.trainer is None else format_size(plan.trainer.peak)
     start = (f"`{name}`", _model(plan), _gpus(plan), _trainer(loaded), memory, _engines(plan))
-    return (*start, *fits, waits)
+    return (*start, *fits)
 
 
 def _model(plan: Plan) -> str:

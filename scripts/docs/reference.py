@@ -16,11 +16,11 @@ from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.inspect.help import group_summary, option_summary
 from rlscale.config.inspect.json_schema import make_schemas, recorded_types
 from rlscale.config.keys import Key, keys
+from rlscale.config.library_limits import LIMITS
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.problems import show
 from rlscale.config.rules.library_args import REFUSED
-from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from scripts.docs.algorithms import make_page
 from scripts.docs.metrics import make_metrics_page
 from scripts.docs.recipes import make_recipes_page
@@ -68,22 +68,16 @@ def _refused_arguments(group: str) -> list[str]:
     """A table of the library's arguments that the group does not pass on."""
     rows = {name: ("none", advice) for name, advice in LIBRARIES[group].reserved.items()}
     rows |= {name: (f"`{show(right)}`", why) for name, (right, why) in REFUSED[group].items()}
-    for feature, arguments in UNSUPPORTED_ARGUMENTS.items():
-        for path, right in arguments.items():
-            if path.startswith(f"{group}."):
-                rows[path.partition(".")[2]] = (f"`{show(right)}`", f"not supported yet: {feature}")
+    own = {path: limit for path, limit in LIMITS.items() if path.startswith(f"{group}.")}
+    rows |= {path.partition(".")[2]: (f"`{show(limit.value)}`", limit.reason) for path, limit in own.items()}
     head = ["", "Arguments of the library that are refused:", "", "| argument | allowed | reason |", "|---|---|---|"]
     return [*head, *(f"| `{group}.{name}` | {allowed} | {why} |" for name, (allowed, why) in sorted(rows.items()))]
 
 
 def _row(key: Key) -> str:
     kind = key.type_text.replace("|", " | ") + (f", {key.constraint_text}" if key.constraint_text else "")
-    description = key.description
-    if key.path in supported_values():
-        supported = supported_values()[key.path]
-        values = ", ".join(f"`{show(value)}`" for value in supported.values)
-        description += f" This version supports only {values} (not supported yet: {supported.feature})."
-    cells = (f"`{key.path}`", kind, "required" if key.required else f"`{show(_plain(key.default))}`", description)
+    default = "required" if key.required else f"`{show(_plain(key.default))}`"
+    cells = (f"`{key.path}`", kind, default, key.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

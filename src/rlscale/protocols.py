@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rlscale.images import Image
 from rlscale.teacher_scores import TeacherScores
 from rlscale.trajectory import Trajectory
 from rlscale.types import (
@@ -60,8 +61,12 @@ class PromptSource(Protocol):
 class Teacher(Protocol):
     """A server of distillation that scores given tokens."""
 
-    async def score(self, token_ids: Sequence[int], *, start: int) -> TeacherScores:
-        """Logprobs of `token_ids[start:]`, each given the tokens before it. Raises EngineError."""
+    async def score(self, token_ids: Sequence[int], *, start: int, images: Sequence[Image] = ()) -> TeacherScores:
+        """Logprobs of `token_ids[start:]`, each given the tokens and images before it. Raises EngineError.
+
+        Args:
+            images: whose placeholders are in `token_ids`, in their order.
+        """
         ...
 
 

@@ -234,7 +234,7 @@ class Trajectory:
             path=path,
             loss_mask=_concatenate(mask, np.uint8),
             rollout_logprobs=_concatenate([turn.logprobs for turn in turns], np.float32),
-            weight_versions=_concatenate([turn.versions for turn in turns], np.int32),
+            weight_versions=_path_versions(turns),
             response="".join(turn.text for turn in turns),
             status=self.status,
             failure=self.failure,
@@ -285,6 +285,14 @@ class Trajectory:
             return
         num_tokens = len(self._prompt_of(path).token_ids) + sum(len(self.turns[each].token_ids) for each in path)
         self.turns[number].routes = merge_routes(known, routes, num_tokens=num_tokens)
+
+
+def _path_versions(turns: Sequence[Turn]) -> Int32:
+    """Weight version of each token of a path, read-only. Usually all are equal: then they take no memory. [R]"""
+    versions = {span.version for turn in turns for span in turn.spans}
+    if len(versions) != 1:
+        return _concatenate([turn.versions for turn in turns], np.int32)  # type: ignore[no-any-return]
+    return np.broadcast_to(np.int32(versions.pop()), sum(len(turn.token_ids) for turn in turns))
 
 
 def _last_answer(turns: Sequence[Turn]) -> dict[str, str]:

@@ -495,6 +495,6 @@ class EngineAddress:
     num_ranks: int = 1  # processes that join a weight group
     api_key: str | None = field(default=None, repr=False)
     proxy: str | None = field(default=None, repr=False)  # HTTP proxy on the way to it; None: direct requests
-    # This run's, on an engine that several jobs share or that is SGLang; None: that of the engine's only policy.
-    adapter: str | None = None
+    adapter: str | None = None  # this run's, on an engine that jobs share or that is SGLang; None: its only policy's
     names_versions: bool = False  # SGLang: requests state the version of `adapter`, which has its own name
+    keeps_draft: bool = False  # SGLang: it drafts tokens with another model, whose weights no sync replaces

@@ -86,3 +86,27 @@ def test_both_trainers_agree_with_the_engine(
     done = command.run(*own, *OTHER, *TWICE, *model, small=False)
     assert done.code == 0, done.err
     check_steps(command, fields["model_type"])
+
+
+QWEN3_NEXT = {"model_type": "qwen3_next", "head_dim": 8, "intermediate_size": 48, "num_experts": 4}
+QWEN3_NEXT |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 24, "rms_norm_eps": 1e-2}
+QWEN3_NEXT |= {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2}
+QWEN3_NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+FEATURES = {
+    "critic": ("algo=ppo",),
+    "routing replay": ("algo.use_rollout_routing_replay=true",),
+    "adapters": ("train.lora.rank=4", "train.lora.sync=adapter"),
+    "muon": ("optim.name=muon",),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("fields", [GPT_OSS, QWEN3_NEXT], ids=["gpt_oss", "qwen3_next"])
+def test_features_of_a_run_on_megatron(
+    command: Command, tmp_path: Path, fields: dict[str, Any], features: tuple[str, ...]
+) -> None:
+    model = write_model(tmp_path / "model", fields)
+    done = command.run(*MEGATRON, *OTHER, *TWICE, *model, *features, small=False)
+    assert done.code == 0, done.err
+    check_steps(command, fields["model_type"])

@@ -10,17 +10,17 @@ pytestmark = pytest.mark.slow
 
 
 def test_adapters_learn_with_merged_weights_and_the_export_has_model_and_adapter(command: Command, warm: Path) -> None:
-    """Twenty steps of docs/how-to/lora-rates.md, which go from 0.29 to about 0.5 there."""
+    """Forty steps at a rate that falls from 1.3 times the best constant one of docs/how-to/lora-rates.md to 0."""
     given = ("+experiment=quickstart", f"checkpoint.load={warm}", "train.lora.rank=8", "train.lora.alpha=32")
-    rate = ("optim=constant", "optim.lr=1.5e-3", "optim.lr_warmup_iters=10")
-    length = ("batch.rollout_batch_size=32", "data.num_rollout=20", "eval.interval=20", "eval.stop_reward=null")
+    rate = ("optim.lr=2e-3", "optim.lr_warmup_iters=5")
+    length = ("batch.rollout_batch_size=24", "data.num_rollout=40", "eval.interval=40", "eval.stop_reward=null")
     done = command.run(*given, *rate, *length, small=False)
     assert done.code == 0, done.err
     trained = [m for m in command.metrics() if "train/loss" in m]
-    assert len(trained) == 20 and all(m["logprob_diff/mean"] < 1e-4 for m in trained)
-    # The standard error of an evaluation is 0.03.
+    assert len(trained) == 40 and all(m["logprob_diff/mean"] < 1e-4 for m in trained)
+    # Three seeds reach 0.77 to 0.84; the standard error of an evaluation is 0.03.
     first, last = (m["eval/reward_mean"] for m in command.metrics() if "eval/reward_mean" in m)
-    assert first <= 0.4 and last > first + 0.1
+    assert first <= 0.4 and last >= 0.65
     adapter = command.run_dir / "hf" / "adapter"
     assert (adapter / "adapter_config.json").is_file() and (adapter / "adapter_model.safetensors").is_file()
     assert (command.run_dir / "hf" / "model.safetensors").is_file()

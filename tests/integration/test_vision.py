@@ -32,6 +32,8 @@ MEGATRON = (
     "model.num_key_value_heads=2",
 )
 
+SENT_ALONE = ("train.lora.rank=4", "train.lora.sync=adapter", "train.lora.target_modules=[q_proj,v_proj]")
+
 
 @pytest.mark.parametrize(
     "model",
@@ -39,6 +41,7 @@ MEGATRON = (
         ("model=tiny_qwen3_vl", "model.head_dim=16"),
         pytest.param(("model=tiny_qwen2_5_vl",), marks=pytest.mark.nightly),
         pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", "train.lora.rank=4"), marks=pytest.mark.nightly),
+        pytest.param(("model=tiny_qwen2_5_vl", *SENT_ALONE), marks=pytest.mark.nightly),
         pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON), marks=pytest.mark.nightly),
         pytest.param(
             ("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON, "algo=ppo", "train.lora.rank=4"),
@@ -54,6 +57,21 @@ def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Co
     assert len(trained) == 3 and all(m["logprob_diff/max"] < 1e-4 for m in trained)
     assert all(m["train/grad_norm"] > 0 for m in trained)
     assert command.left_over() == {}
+
+
+@pytest.mark.nightly
+def test_a_replay_trains_on_the_same_images_without_engines(command: Command) -> None:
+    template, model = command.folder / "{rollout_id}.jsonl", ("model=tiny_qwen3_vl", "model.head_dim=16", *TINY)
+    losses, replays = [], f'debug.load_rollout_data="{template}"'
+    for command.name, words in {"saved": replays.replace("load", "save"), "replayed": replays}.items():
+        done = command.run(*SHORT, *model, words, small=False)
+        assert done.code == 0, done.err
+        losses.append([m["train/loss"] for m in command.metrics() if "train/loss" in m])
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+    (command.folder / "0.jsonl.images.json").unlink()
+    command.name = "without images"
+    done = command.run(*SHORT, *model, replays, small=False)
+    assert done.code == 1 and "placeholder tokens, and no image" in done.err
 
 
 @pytest.mark.nightly

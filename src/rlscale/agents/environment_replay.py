@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rlscale.agents.environment import Action, Observation, StepResult, Task
@@ -41,7 +44,7 @@ class ReplayedEnvironment:
             fix = "write ++custom.environment_log=<run folder>/environments"
             raise ConfigError([Problem(path=KEY, rule="be the log of a run", value=str(path), fix=fix)])
         self._path, self._trajectory = path, trajectory
-        self._episodes = read_episodes(Path(path))
+        self._log = _log_of(path)
         self._fitting: list[Mapping[str, Any]] = []  # episodes with the actions so far, the preferred one first
         self._number = 0
 
@@ -51,10 +54,15 @@ class ReplayedEnvironment:
         Raises:
             ReplayMismatch: the log has no such episode.
         """
-        found = [each for each in self._episodes if self._is_wanted(each, task) and each["start"]]
+        log = self._log
+        if self._trajectory is not None:
+            found = log.by_trajectory.get(self._trajectory, [])
+        else:
+            found = [] if task is None else log.by_task.get((task.index, task.seed), [])
         if not found:
             what = f"trajectory {self._trajectory}" if task is None else f"row {task.index} and seed {task.seed}"
-            raise ReplayMismatch(f"{self._path} has no episode of {what}")
+            advice = f"it has the newest {log.num_episodes} of its run, where agent.keep_logs sets how many are kept"
+            raise ReplayMismatch(f"{self._path} has no episode of {what}; {advice}")
         # An episode that was played to its end, before one of a failed attempt; then the newest.
         ranks = [
             (not each["is_evaluation"], each["end"] == "done", len(each["steps"]), place)
@@ -82,14 +90,43 @@ class ReplayedEnvironment:
         self._fitting = fitting
         return StepResult(**fitting[0]["steps"][number]["result"])
 
-    def _is_wanted(self, episode: Mapping[str, Any], task: Task | None) -> bool:
-        if self._trajectory is not None:
-            return bool(episode["trajectory"] == self._trajectory)
-        return task is not None and (episode["row"], episode["seed"]) == (task.index, task.seed)
-
 
 def _is_same(step: Mapping[str, Any], action: Action) -> bool:
     # Ids of calls are those of a renderer, and reasoning is not seen by an environment.
     logged = step["action"]
     calls = [[each["name"], each["arguments"]] for each in logged["tool_calls"]]
     return bool(logged["text"] == action.text and calls == [[each.name, each.arguments] for each in action.tool_calls])
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The episodes of a log that have a start, in its order."""
+
+    num_episodes: int
+    by_trajectory: Mapping[int, list[Mapping[str, Any]]]
+    by_task: Mapping[tuple[int, int], list[Mapping[str, Any]]]  # by row and seed
+
+
+def _log_of(path: str) -> _Log:
+    """The log, which is read once for all environments of a process, and again when it has changed."""
+    root = Path(path)
+    files = sorted(root.glob("*.jsonl")) if root.is_dir() else [root]
+    state = tuple((each.name, each.stat().st_mtime_ns) for each in files if each.exists())
+    with _READING:
+        return _read(path, state)
+
+
+# Environments start at the same time, in threads: without the lock each would read the log.
+_READING = Lock()
+
+
+@lru_cache(maxsize=1)
+def _read(path: str, _state: tuple[tuple[str, int], ...]) -> _Log:
+    episodes = read_episodes(Path(path))
+    by_trajectory: dict[int, list[Mapping[str, Any]]] = {}
+    by_task: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for each in episodes:
+        if each["start"]:
+            by_trajectory.setdefault(each["trajectory"], []).append(each)
+            by_task.setdefault((each["row"], each["seed"]), []).append(each)
+    return _Log(len(episodes), by_trajectory, by_task)

@@ -189,9 +189,11 @@ async def list_tools(server: str, *, key: str, timeout_s: float) -> list[ToolSpe
         async with asyncio.timeout(timeout_s):
             found = await _all_tools(await session.client())
     except TimeoutError:
-        raise _error(key, server, f"it did not answer within agent.tool_timeout_s={timeout_s:g}") from None
+        cause = f"it did not answer within agent.tool_timeout_s={timeout_s:g}"
+        raise _error(key, server, f"check the server, or set a longer time: {cause}") from None
     except Exception as error:
-        raise _error(key, server, _describe(error, session.stderr_end())) from error
+        advice = "check that its command starts it in a terminal, or that a server runs at its URL"
+        raise _error(key, server, f"{_describe(error, session.stderr_end())}; {advice}") from error
     finally:
         await session.close()
     if not found:

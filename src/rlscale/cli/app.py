@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +22,6 @@ from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.config.keys import keys
 from rlscale.config.load import CheckConfig, check_nothing, with_origin
 from rlscale.config.problems import show
-from rlscale.config.unsupported import WAITING_OPTIONS
 from rlscale.errors import (
     CheckError,
     ConfigError,
@@ -77,8 +76,7 @@ flags:
 groups and their options:
 {groups}
 
-groups and their number of keys (rlscale-config help <group> documents them,
-rlscale-config explain <key> prints the value of a key and where it was set):
+groups and their number of keys (see rlscale-config help <group>, rlscale-config explain <key>):
 {keys}
 """
 
@@ -191,7 +189,7 @@ def usage(groups: Mapping[str, Sequence[str]]) -> str:
     column = max(map(len, groups)) + 2
     options = "\n".join(
         textwrap.fill(
-            ", ".join(_listed(group, names)),
+            ", ".join(names),
             width=100,
             initial_indent=f"  {group:<{column}}",
             subsequent_indent=" " * (column + 2),
@@ -206,13 +204,6 @@ def usage(groups: Mapping[str, Sequence[str]]) -> str:
     entries = [f"{group} {number}".replace(" ", "\0") for group, number in num_keys.items()]
     counts = textwrap.fill(", ".join(entries), width=100, initial_indent="  ", subsequent_indent="  ")
     return _USAGE.format(groups=options, keys=counts.replace("\0", " "))
-
-
-def _listed(group: str, names: Sequence[str]) -> Iterator[str]:
-    """The options of a group, each with the feature that it waits for."""
-    for name in names:
-        waiting = WAITING_OPTIONS.get(f"{group}={name}")
-        yield f"{name} (waits for {waiting})" if waiting else name
 
 
 def _print_information(arguments: CommandArguments) -> bool:

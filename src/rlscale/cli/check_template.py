@@ -136,6 +136,8 @@ def _load(model: str) -> tuple[PreTrainedTokenizerBase, str]:
     except ConfigError as error:
         (problem, *_) = error.problems
         reason = " ".join(problem.fix.split())[:200]
+        if file.is_dir() and not any(file.glob("tokenizer*")):
+            reason = "give a folder with tokenizer.json and tokenizer_config.json, such as hf in the folder of a run"
         raise ConfigError([Problem(path="<model>", rule="have a tokenizer", value=model, fix=reason)]) from error
     return tokenizer, str(read_config_json(model).get("model_type", ""))
 

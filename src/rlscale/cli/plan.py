@@ -18,7 +18,7 @@ from rlscale.config import Device, LoadedConfig, RunConfig, load_config_with_not
 from rlscale.config.hydra.overrides import SINGLE_VALUE_RULE
 from rlscale.config.problems import nearest
 from rlscale.errors import ConfigError, Problem
-from rlscale.plan import HARDWARE, Hardware, Plan, find_hardware, find_suggestions, find_unsupported, make_plan
+from rlscale.plan import HARDWARE, Hardware, Plan, find_hardware, find_refused, find_suggestions, make_plan
 from rlscale.plan.rollout_simulation import NO_COSTS, EngineCosts
 from rlscale.plan.tables import print_plan
 
@@ -141,7 +141,7 @@ def _show(loaded: LoadedConfig, flags: PlanFlags) -> None:
         replan(loaded.config),
         derived=loaded.derived,
         warnings=loaded.warnings,
-        unsupported=find_unsupported(loaded.config, loaded.derived),
+        refused=find_refused(loaded.config, loaded.derived),
     )
     if flags.schedule is not None:
         width = None if sys.stdout.isatty() else WIDTH

@@ -79,7 +79,7 @@ def report(config: RunConfig, result: RunResult) -> None:
     per_rollout = batch.rollout_batch_size * batch.n_samples_per_prompt
     print_summary(
         RunSummary(
-            title=result.run_dir.name,
+            title=config.run.name or result.run_dir.name,  # as the lines of its rollouts
             reward_before=result.initial_eval,
             reward_after=result.final_eval,
             num_steps=result.num_rollouts - result.num_before,

@@ -39,7 +39,7 @@ _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
 _FORM = "write sglang: [{name: actor, server_groups: [{worker_type: regular, num_gpus: 8}]}]"
 
 _REFUSED_TYPES = {
-    "encoder": "media encoders on separate servers are not supported yet; use regular",
+    "encoder": "encoder servers of SGLang 0.5.23 take no weight updates; use regular",
     "placeholder": "cluster.num_gpus_per_node and cluster.colocate place trainers and engines; remove the group",
 }
 """Worker types of slime that a run cannot start, with the reason."""

@@ -17,13 +17,13 @@ from rlscale.config.hydra.compose import Composed, compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import CommandLine, parse_command_line
 from rlscale.config.keys import keys
+from rlscale.config.library_limits import check_limits
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.problems import ALL_KEYS, DEFAULT, DERIVED, show
 from rlscale.config.resolve.defaults import resolve
 from rlscale.config.resolve.draft import Derived
 from rlscale.config.rules import check_given_rope_type, check_rules, find_warnings
 from rlscale.config.run_config import RunConfig
-from rlscale.config.unsupported import check_supported
 from rlscale.errors import ConfigError, Problem
 from rlscale.secrets import REDACTED, is_secret, redact, redact_override
 
@@ -72,7 +72,7 @@ def load_config_with_notes(
     """Like `load_config`, with the derived values and the warnings.
 
     Args:
-        to_run: False to inspect the config only: values that are not supported yet are then allowed.
+        to_run: False to inspect the config only: values that a library cannot carry out are then allowed.
         check: finds further problems of the resolved config, which are raised together with the others.
     """
     folders = ConfigFolders.find(config_dir)
@@ -112,7 +112,7 @@ def load_composed(
     broken = reported | checked.broken
     found = [problem for problem in checked.problems if not _is_consequence(problem, reported)]
     if to_run:
-        found += [problem for problem in check_supported(checked.config) if not _is_consequence(problem, broken)]
+        found += [problem for problem in check_limits(checked.config) if not _is_consequence(problem, broken)]
     found += check_rules(checked.config, broken=broken)
     found += check_given_rope_type(checked.config, checked.keys - broken)
     problems += [with_origin(problem, composed) for problem in found]
@@ -168,7 +168,7 @@ def _without_secret(problem: Problem) -> Problem:
 
 
 def _is_consequence(problem: Problem, broken: set[str]) -> bool:
-    """Whether a key is unset or unsupported only because the override that should set it was wrong."""
+    """Whether a key is unset or refused only because the override that should set it was wrong."""
     if problem.origin:
         return False
     return ALL_KEYS in broken or any(problem.path == name or problem.path.startswith(f"{name}.") for name in broken)

@@ -6,11 +6,9 @@ from typing import NoReturn
 
 import numpy as np
 
+from rlscale.data.batch import count_trainable
 from rlscale.errors import StalenessError
 from rlscale.types import Group, TrainBatch, WeightVersion
-
-_CHUNK_TOKENS = 2**16
-"""Tokens that are compared at a time: their columns fit into the cache of a core."""
 
 
 class VersionGate:
@@ -63,18 +61,16 @@ def check_staleness(batch: TrainBatch, groups: Sequence[Group], *, max_staleness
     Raises:
         StalenessError: a token is older, or from weights that do not exist yet; the message names its sample.
     """
-    limits, num_tokens, total = (batch.version - max_staleness, batch.version), 0, 0
-    oldest = batch.version
-    for start in range(0, len(batch.tokens), _CHUNK_TOKENS):
-        chunk = slice(start, start + _CHUNK_TOKENS)
-        versions, mask = batch.weight_versions[chunk], batch.loss_mask[chunk]
-        number = int(np.count_nonzero(mask))
+    limits, num_tokens, total, oldest = (batch.version - max_staleness, batch.version), 0, 0, batch.version
+    samples, ends = [sample for group in groups for sample in group.samples], batch.offsets[1:].tolist()
+    for sample, number, end in zip(samples, count_trainable(batch).tolist(), ends, strict=True):
         if not number:
             continue
-        low = high = int(versions.max())
-        # Usually all trainable tokens are of one version: then they need not be selected.
-        if (mask > (versions == high)).any():
-            versions = versions[mask != 0]
+        versions = sample.weight_versions
+        low = high = int(versions[0])
+        # Usually all tokens of a sample are of one version, stored once: then they need not be read.
+        if versions.strides != (0,):
+            versions = versions[batch.loss_mask[end - len(versions) : end] != 0]
             low, high = int(versions.min()), int(versions.max())
         if low < limits[0] or high > limits[1]:
             _raise_wrong_age(batch, groups, max_staleness=max_staleness)

@@ -13,7 +13,7 @@ class Kind(StrEnum):
     """Kinds of lines of the report, in its order."""
 
     lost = "lost"
-    waits = "waits"
+    refused = "refused"
     unresolved = "unresolved"
     wrong = "wrong"
     changed = "changed"
@@ -28,15 +28,15 @@ class Kind(StrEnum):
     renamed = "renamed"  # in the experiment only
 
 
-LOSSES = frozenset({Kind.lost, Kind.waits, Kind.unresolved})
+LOSSES = frozenset({Kind.lost, Kind.refused, Kind.unresolved})
 """Kinds that make a translation incomplete."""
 
-IN_EXPERIMENT = frozenset({Kind.renamed, Kind.changed, Kind.waits, Kind.hook})
+IN_EXPERIMENT = frozenset({Kind.renamed, Kind.changed, Kind.refused, Kind.hook})
 """Kinds of arguments that are in the experiment file; the others are in the report."""
 
 HEADINGS: dict[Kind, str] = {
     Kind.lost: "Lost: rlscale has nothing that does this",
-    Kind.waits: "Waits: the key exists, and a run with it is refused so far",
+    Kind.refused: "Refused: the key exists, and its library cannot do this",
     Kind.unresolved: "Not known without a run of the script: give the value with --set",
     Kind.wrong: "Wrong or doubtful in the input itself",
     Kind.changed: "Written with a changed meaning",

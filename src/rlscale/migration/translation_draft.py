@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rlscale.config.keys import keys
+from rlscale.config.library_limits import LIMITS
 from rlscale.config.passthrough import is_passthrough
 from rlscale.config.passthrough.megatron_args import RECORDED as MEGATRON_FILE
 from rlscale.config.passthrough.megatron_args import RESERVED as MEGATRON_RESERVED
 from rlscale.config.passthrough.recorded import read_recorded
 from rlscale.config.passthrough.sglang_args import RECORDED as SGLANG_FILE
 from rlscale.config.passthrough.sglang_args import RESERVED as SGLANG_RESERVED
-from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from rlscale.config.user_functions import HOOKS
 from rlscale.migration.argument_tables import TableRow, read_defaults
 from rlscale.migration.findings import Finding, Kind
@@ -63,8 +63,9 @@ class TranslationDraft:
     def set(self, argument: Argument, path: str, setting: Setting, *, note: str = "") -> None:
         """Sets a key to the value of an argument. A note says what changes in its meaning."""
         kind, text = Kind.changed if note else Kind.renamed, note
-        if waiting := _waits_for(path, setting):
-            kind, text = Kind.waits, waiting
+        limit = LIMITS.get(path)
+        if limit is not None and setting.value not in (None, limit.value):
+            kind, text = Kind.refused, limit.reason
         elif path in HOOKS:
             kind, text = Kind.hook, _signatures(path, self.reading.project)
         self.settings[path] = replace(setting, comment=note or setting.comment)
@@ -131,17 +132,6 @@ def library_type(path: str) -> str | None:
     if group not in LIBRARIES:
         return None
     return read_recorded(LIBRARIES[group][0]).types.get(name)
-
-
-def _waits_for(path: str, setting: Setting) -> str:
-    """The feature that a value needs and that is not supported yet; empty when there is none."""
-    supported = supported_values().get(path)
-    if supported is not None and setting.value not in supported.values:
-        return f"not supported yet: {supported.feature}"
-    for feature, arguments in UNSUPPORTED_ARGUMENTS.items():
-        if path in arguments and setting.value not in (None, arguments[path]):
-            return f"not supported yet: {feature}"
-    return ""
 
 
 def _signatures(path: str, project: Project) -> str:

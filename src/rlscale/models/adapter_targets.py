@@ -11,7 +11,9 @@ from rlscale.errors import Problem
 
 ADAPTER_CONFIG = "adapter_config.json"
 
-_MLP_PARTS = frozenset(("gate", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3"))
+_MLP_PARTS = frozenset(
+    ("gate", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "router", "shared_expert_gate")
+)
 """Last name components of the weights of routers, experts, shared experts and dense MLPs."""
 
 _ATTENTION_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")

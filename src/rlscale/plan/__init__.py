@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.plan.hardware import HARDWARE, Hardware, find_hardware
 
 if TYPE_CHECKING:
-    from rlscale.plan.plan import Plan, find_unsupported, make_plan
+    from rlscale.plan.plan import Plan, find_refused, make_plan
     from rlscale.plan.suggestions import Suggestion, find_suggestions
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "Plan",
     "Suggestion",
     "find_hardware",
+    "find_refused",
     "find_suggestions",
-    "find_unsupported",
     "make_plan",
 ]
 
@@ -27,7 +27,7 @@ _MODULES = {
     "Plan": "rlscale.plan.plan",
     "Suggestion": "rlscale.plan.suggestions",
     "find_suggestions": "rlscale.plan.suggestions",
-    "find_unsupported": "rlscale.plan.plan",
+    "find_refused": "rlscale.plan.plan",
     "make_plan": "rlscale.plan.plan",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from rlscale.config import TrainConfig
 from rlscale.plan.frozen_parameters import ModelPart, NamedParameter, list_parameters
 from rlscale.plan.megatron_activations import ParallelSizes
 
-BY_INPUTS = frozenset({"o_proj", "down_proj"})
+BY_INPUTS = frozenset({"o_proj", "out_proj", "down_proj"})
 """Layers whose inputs tensor parallelism divides; of the others it divides the outputs."""
 
 NOT_LINEAR = frozenset({"proj", "pos_embed"})
@@ -57,6 +58,7 @@ class AdapterSpec:
 
 
 NO_ADAPTERS = AdapterSpec()
+_IN_ATTENTION = re.compile(r"[.](self|linear)_attn[.]")
 
 
 @cache
@@ -70,7 +72,7 @@ def _find_adapted(a: Architecture, targets: tuple[str, ...] | None) -> Iterator[
         name = _module_name(each)
         if len(each.shape) != 2 or (each.part == ModelPart.decoder and each.layer is None):
             continue
-        is_in_mlp = each.part == ModelPart.decoder and ".self_attn." not in each.name
+        is_in_mlp = each.part == ModelPart.decoder and not _IN_ATTENTION.search(each.name)
         may = not (is_in_mlp and a.num_experts) and name not in NOT_LINEAR and not name.isdigit()
         if may and (targets is None or name in targets):
             yield each

@@ -82,7 +82,8 @@ def megatron_memory(
         trained = RankParameters(dense=work.adapters.stage_elements(a, parallel), experts=0.0)
         weights += micro.dtype_bytes * trained.total
     gradients = FLOAT32 * trained.total
-    phases = dict(_step_phases(a, shard, parallel, is_full=is_full, work=work))
+    num_kept = int(config.core_args.get("num_microbatches_with_partial_activation_checkpoints") or 0)
+    phases = dict(_step_phases(a, shard, parallel, is_full=is_full, num_kept=num_kept, work=work))
     scorers = {role: _scorer_weights(model, a, base, parallel, micro=micro) for role, model in work.scorers.items()}
     for role in (role for role, model in work.scorers.items() if model == a):
         phases[role] = {"its weights": base, "activations": layer_saved_bytes(a, 0, shard, parallel)}
@@ -116,24 +117,41 @@ def _scorer_weights(
 
 
 def _step_phases(
-    a: Architecture, micro: MicrobatchSpec, parallel: ParallelSizes, *, is_full: bool, work: MegatronWork
+    a: Architecture,
+    micro: MicrobatchSpec,
+    parallel: ParallelSizes,
+    *,
+    is_full: bool,
+    num_kept: int,
+    work: MegatronWork,
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Phases of an optimizer step that may need most memory."""
+    """Phases of an optimizer step that may need most memory.
+
+    Args:
+        a: architecture of the model.
+        micro: largest micro-batch of a rank.
+        parallel: sizes.
+        is_full: whole layers are recomputed.
+        num_kept: micro-batches of those in flight whose activations are kept nevertheless.
+        work: of the ranks.
+    """
     num_layers = math.ceil(a.num_layers / parallel.pipeline)
     in_flight = min(parallel.pipeline, work.num_microbatches)
     widest = max(a.kinds, key=lambda layer: layer_saved_bytes(a, layer, micro, parallel))
     saved = layer_saved_bytes(a, widest, micro, parallel)
     alive = num_layers * (layer_input_bytes(a, micro, parallel) if is_full else saved)
+    more = num_layers * saved - alive if num_kept else 0.0  # of a micro-batch whose activations are kept
     tower, frozen = a.tower, work.frozen
     if tower is not None and frozen.tower_blocks:
         # The first stage, which is the fullest, computes the tower whole before its layers.
         alive += tower_saved_bytes(tower, frozen.tower_blocks, micro, is_full)
     backward = layer_backward_bytes(a, widest, micro, parallel) + (saved if is_full else 0.0)
-    yield "backward pass", {"activations": in_flight * alive + backward}
+    yield "backward pass", {"activations": in_flight * alive + min(num_kept, in_flight) * more + backward}
     if work.is_critic:
         return
     mtp = work.mtp.saved_bytes(a, micro, parallel, is_full=is_full)
-    last = alive + last_stage_saved_bytes(a, micro, parallel) + mtp
+    # The last stage has one micro-batch in flight.
+    last = alive + more + last_stage_saved_bytes(a, micro, parallel) + mtp
     # Megatron's output layer is chunked whatever the family, so the family is removed.
     head = replace(a, vocab_size=math.ceil(a.vocab_size / parallel.tensor), model_type=None)
     given, default = micro.chunk_tokens, default_chunk(head, micro)

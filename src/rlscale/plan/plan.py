@@ -22,8 +22,8 @@ from rlscale.config import (
     uses_critic,
 )
 from rlscale.config.groups.megatron import RecomputeGranularity
+from rlscale.config.library_limits import check_limits
 from rlscale.config.rules import server_groups, uses_engines
-from rlscale.config.unsupported import check_supported
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec
 from rlscale.plan.adapter_sizes import NO_ADAPTERS, AdapterSpec
 from rlscale.plan.batches import Batches, Lengths, assume_lengths, count_batches
@@ -94,7 +94,7 @@ class Plan:
     roofline: Roofline
     derived: tuple[Derived, ...] = ()
     warnings: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def over_budget(self) -> tuple[MemoryBudget, ...]:
@@ -129,7 +129,7 @@ class Plan:
             "roofline": {**asdict(self.roofline), "seconds": self.roofline.seconds},
             "derived": [asdict(each) for each in self.derived],
             "warnings": list(self.warnings),
-            "unsupported": list(self.unsupported),
+            "refused": list(self.refused),
         }
 
 
@@ -249,10 +249,10 @@ def _places(config: RunConfig, layout: Layout) -> list[Place]:
     return place_actors(layout, gpus_per_node=config.cluster.num_gpus_per_node, has_critic=uses_critic(config.algo))
 
 
-def find_unsupported(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
+def find_refused(config: RunConfig, derived: Sequence[Derived]) -> tuple[str, ...]:
     """Features that this version does not run, by values that are set in the config, not derived."""
     found = {each.key for each in derived}
-    return tuple(str(problem) for problem in check_supported(config) if problem.path not in found)
+    return tuple(str(problem) for problem in check_limits(config) if problem.path not in found)
 
 
 def _batches(config: RunConfig, a: Architecture, lengths: Lengths, layout: Layout) -> Batches:

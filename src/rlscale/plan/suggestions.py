@@ -11,9 +11,9 @@ from rlscale.config import Device, EngineKind, RunConfig, TrainBackendName
 from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import WeightChannelName
+from rlscale.config.library_limits import check_limits
 from rlscale.config.problems import show
 from rlscale.config.rules import check_rules, server_groups
-from rlscale.config.unsupported import check_supported
 from rlscale.plan.plan import Plan
 
 Replan = Callable[[RunConfig], Plan]
@@ -88,11 +88,11 @@ def _combination(config: RunConfig, plan: Plan, replan: Replan) -> list[Suggesti
 
 
 def _allowed(changes: Iterator[Change], present: RunConfig) -> Iterator[Change]:
-    """The changes that satisfy the rules and use no further unsupported feature."""
-    unsupported = {problem.path for problem in check_supported(present)}
+    """The changes that satisfy the rules and use no further refused feature."""
+    refused = {problem.path for problem in check_limits(present)}
     for change in changes:
-        changed = {problem.path for problem in check_supported(change.config)}
-        if changed <= unsupported and not check_rules(change.config):
+        changed = {problem.path for problem in check_limits(change.config)}
+        if changed <= refused and not check_rules(change.config):
             yield change
 
 

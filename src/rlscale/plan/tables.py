@@ -51,8 +51,8 @@ def _tables(plan: Plan, suggestions: Sequence[Suggestion]) -> Iterator[Renderabl
         "derived values", [f"{each} (was {show(each.was)})" if each.was else str(each) for each in plan.derived]
     )
     yield _list("warnings and ignored keys", plan.warnings)
-    if plan.unsupported:
-        yield _list("features that this version does not support", plan.unsupported)
+    if plan.refused:
+        yield _list("settings that a library cannot carry out", plan.refused)
 
 
 def _batches(plan: Plan) -> Table:

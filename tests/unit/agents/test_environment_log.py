@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlscale.agents import environment_replay
 from rlscale.agents.environment import Action, StepResult, Task
 from rlscale.agents.environment_log import EnvironmentLog, Episode, read_episodes
 from rlscale.agents.environment_replay import ReplayedEnvironment, ReplayMismatch
@@ -66,6 +67,19 @@ def test_the_actions_choose_among_episodes_of_one_number(tmp_path: Path) -> None
     replay.reset()
     with pytest.raises(ReplayMismatch, match="action 1 must be 'c' or 'd' or 'b' as in"):
         replay.step(Action(text="x"))
+
+
+def test_all_environments_of_a_process_read_a_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    monkeypatch.setattr(environment_replay, "read_episodes", lambda path: (reads.append(path), read_episodes(path))[1])
+    log = EnvironmentLog(tmp_path, keep=9)
+    log.write(episode(7))
+    for _ in range(3):
+        ReplayedEnvironment({"environment_log": str(tmp_path)}, trajectory=7).reset()
+    assert reads == [tmp_path]
+    log.write(episode(8))  # of a run that continues
+    ReplayedEnvironment({"environment_log": str(tmp_path)}, trajectory=8).reset()
+    assert reads == [tmp_path] * 2
 
 
 def test_half_a_surrogate_pair_is_written_as_its_escape(tmp_path: Path) -> None:

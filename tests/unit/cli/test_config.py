@@ -46,8 +46,6 @@ def test_help_of_a_group_shows_options_and_choices(capsys: pytest.CaptureFixture
     assert "  algo.eps_clip: a number, > 0; default 0.2" in page
     assert "SGLang" in shown(capsys, "help", "sglang") and "algo.mis.level" in shown(capsys, "help", "algo.mis")
     assert "experiment=quickstart" in shown(capsys, "help", "experiment")
-    # The table of what waits is empty.
-    assert "Not supported yet" not in shown(capsys, "help", "data")
     assert shown(capsys, "help", "algo.eps_clip").startswith("algo.eps_clip\n")
     assert "did you mean algo?" in refused(capsys, "help", "algoo")
     assert shown(capsys, "help", "custom").startswith("custom\n\n  custom: a mapping")

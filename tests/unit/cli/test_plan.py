@@ -73,9 +73,9 @@ def test_suggestions_make_the_run_fit(overrides: list[str], capsys: pytest.Captu
         assert planned(capsys, *GRPO, *overrides, *fix["overrides"].split())["fits"] is True, fix["overrides"]
 
 
-def test_an_unsupported_run_of_many_nodes_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_run_of_many_nodes_can_be_planned(capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(capsys, "experiment=glm45_355b_a32b", "cluster.device=cuda", "sglang.encoder_only=true")
-    assert any("sglang.encoder_only" in line for line in found["unsupported"])
+    assert any("sglang.encoder_only" in line for line in found["refused"])
     assert {place["node"] for place in found["places"]} == set(range(8))
 
 
@@ -137,11 +137,11 @@ def test_one_of_something_is_singular(experiment: str, capsys: pytest.CaptureFix
     assert re.findall(r"\b1 [a-z]+s\b", capsys.readouterr().out) == []
 
 
-def test_derived_values_are_not_unsupported_features(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(capsys)["unsupported"] == []
-    assert planned(capsys, "sampling.over_sampling_batch_size=96")["unsupported"] == []
-    (line,) = planned(capsys, "train=megatron", "optim.name=deepspeed_cpu_adam")["unsupported"]
-    assert "optim.name" in line and "not supported yet" in line
+def test_derived_values_are_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(capsys)["refused"] == []
+    assert planned(capsys, "sampling.over_sampling_batch_size=96")["refused"] == []
+    (line,) = planned(capsys, "train=megatron", "optim.name=deepspeed_cpu_adam")["refused"]
+    assert line.startswith("optim.name must be adam or muon with train.backend=megatron")
 
 
 def test_all_errors_are_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The table of arguments compared with the keys: built, not built yet, or missing."""
+"""The table of arguments compared with the keys: built, or missing."""
 
 import csv
 import json
@@ -13,7 +13,6 @@ from rlscale.config.hydra.compose import compose
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.overrides import parse_command_line
 from rlscale.config.keys import Key, keys
-from rlscale.config.unsupported import supported_values
 
 TABLE = Path(__file__).parents[2] / "data" / "arguments.csv"
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[str]": list[str], "list[int]": list[int]}
@@ -83,17 +82,13 @@ class Progress:
     """Numbers of rows of the table, by kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    waiting: Counter[str] = field(default_factory=Counter)  # rows by the part they wait for
     missing: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """The report at the end of the tests."""
         total = sum(self.counts.values())
-        kinds = ", ".join(f"{self.counts[kind]} {kind}" for kind in ("built", "built in part", "not yet", "missing"))
+        kinds = ", ".join(f"{self.counts[kind]} {kind}" for kind in ("built", "missing"))
         found = [f"arguments.csv: {total} arguments: {kinds}"]
-        if self.waiting:
-            parts = ", ".join(f"{name} {number}" for name, number in self.waiting.most_common())
-            found.append(f"arguments.csv: not yet, by part: {parts}")
         return found + [f"arguments.csv: missing: {text}" for text in self.missing]
 
 
@@ -101,15 +96,7 @@ def progress() -> Progress:
     """The whole table."""
     found = Progress()
     for row in rows():
-        wrong, built = differences(row), supported_values().get(row["key"])
-        if wrong:
-            found.counts["missing"] += 1
-            found.missing += [f"{row['key']}: {text}" for text in wrong]
-        elif built is None:
-            found.counts["built"] += 1
-        elif len(built.values) > 1:
-            found.counts["built in part"] += 1
-        else:
-            found.counts["not yet"] += 1
-            found.waiting[built.feature] += 1
+        wrong = differences(row)
+        found.counts["missing" if wrong else "built"] += 1
+        found.missing += [f"{row['key']}: {text}" for text in wrong]
     return found

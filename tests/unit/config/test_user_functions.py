@@ -10,7 +10,6 @@ import pytest
 from rlscale.cli.app import main_train
 from rlscale.config.groups.base import DOTTED_PATH
 from rlscale.config.keys import keys
-from rlscale.config.unsupported import supported_values
 from rlscale.config.user_functions import HOOKS, check_hooks, is_document_form, load_hook
 from tests.unit.config.rules.valid_config import config_with
 
@@ -222,7 +221,7 @@ def test_unused_functions_are_not_imported(key: str, others: dict[str, Any]) -> 
     assert problems_of(key, "gone_for_test:f", **others) == []
 
 
-def test_every_key_with_a_dotted_path_has_a_hook_or_is_unsupported() -> None:
+def test_every_key_with_a_dotted_path_has_a_hook() -> None:
     dotted = {
         key.path
         for key in keys().values()
@@ -234,7 +233,7 @@ def test_every_key_with_a_dotted_path_has_a_hook_or_is_unsupported() -> None:
         "custom_config_path",
         "rollout.script_path",  # a function or a file
     }
-    assert dotted - supported_values().keys() <= HOOKS.keys() - {"reward.functions"} <= dotted
+    assert dotted <= HOOKS.keys() - {"reward.functions"} <= dotted
 
 
 def test_the_command_reports_it_before_a_run_and_before_any_job_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from rlscale.control import staleness
 from rlscale.control.staleness import VersionGate, check_staleness
 from rlscale.data.batch import build_batch
 from rlscale.errors import StalenessError
@@ -52,14 +51,15 @@ def test_the_check_before_training_names_the_sample(versions: list[int], mask: l
             check_staleness(batch, groups, max_staleness=2)
 
 
-def test_ages_are_those_of_all_trainable_tokens_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staleness, "_CHUNK_TOKENS", 7)
+def test_ages_are_those_of_all_trainable_tokens() -> None:
     random, prompt = np.random.default_rng(0), Prompt(index=0, text="a", token_ids=(1, 2))
     samples = []
     for index, length in enumerate((3, 20, 1, 9)):
         sample = Sample(index=index, group_index=0, prompt=prompt, seed=0, status=SampleStatus.completed, reward=0.0)
         sample.append([3] * length, logprobs=[-1.0] * length, weight_versions=random.integers(4, 9, size=length))
         sample.loss_mask = random.integers(2, size=length, dtype=np.uint8)
+        if index == 3:  # as a trajectory stores them if all are equal
+            sample.weight_versions = np.broadcast_to(np.int32(7), length)
         samples.append(sample)
     groups = [Group(index=0, prompt=prompt, samples=samples)]
     ages = 8 - np.concatenate([each.weight_versions[each.loss_mask > 0] for each in samples])

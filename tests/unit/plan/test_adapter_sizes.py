@@ -12,6 +12,7 @@ from rlscale.plan.adapter_sizes import AdapterSpec
 from rlscale.plan.megatron_activations import ParallelSizes
 from rlscale.plan.model_size import policy_architecture
 from rlscale.training.modules.lora import add_adapters, find_adapters
+from tests.tiny_model import write_tiny
 
 CASES: list[tuple[str, list[str] | None]] = [
     *((build, None) for build in ("tiny_qwen3", "tiny_qwen3_moe", "tiny_deepseek_v3", *TINY_VISION)),
@@ -31,6 +32,17 @@ def test_sizes_are_those_of_peft(build: str, targets: list[str] | None, tmp_path
     made = sum(each.a.numel() + each.b.numel() for each in find_adapters(model).values())
     found = AdapterSpec.from_config(TrainConfig(lora=lora))
     assert found.elements(policy_architecture(config)) == made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text"])
+def test_sizes_with_linear_attention_are_those_of_peft(family: str, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, family=family)
+    model, lora = AutoModelForCausalLM.from_pretrained(folder), LoraConfig(rank=2)
+    add_adapters(model, lora, seed=0)
+    made = sum(each.a.numel() + each.b.numel() for each in find_adapters(model).values())
+    a = policy_architecture(ModelConfig(hf_checkpoint=str(folder)))
+    assert AdapterSpec.from_config(TrainConfig(lora=lora)).elements(a) == made
 
 
 def test_a_stage_has_those_of_its_layers() -> None:

@@ -51,6 +51,20 @@ def test_sequence_parallelism_shards_activations_between_matrices() -> None:
     assert activations(cut) - activations(spread) == pytest.approx(norms * 3 / 4, rel=0.05, abs=backward)
 
 
+def test_micro_batches_whose_activations_are_kept_have_those_without_recomputation() -> None:
+    sizes = {"pipeline_model_parallel_size": 4, "recompute_granularity": RecomputeGranularity.full}
+    none, two, all_, more = (
+        memory(**sizes, core_args={"num_microbatches_with_partial_activation_checkpoints": number})
+        for number in (0, 2, 4, 9)
+    )
+    assert activations(none) == activations(memory(**sizes))
+    assert activations(two) - activations(none) == pytest.approx((activations(all_) - activations(none)) / 2)
+    plain = memory(pipeline_model_parallel_size=4)
+    # The layer whose backward pass runs is recomputed, or not.
+    assert activations(all_) == activations(more) == pytest.approx(activations(plain), rel=0.15)
+    assert activations(all_, "logits") == activations(plain, "logits")
+
+
 def test_the_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:
     one = memory(pipeline_model_parallel_size=4, work=MegatronWork(num_ranks=8, num_microbatches=1))
     two = memory(pipeline_model_parallel_size=4, work=MegatronWork(num_ranks=8, num_microbatches=2))

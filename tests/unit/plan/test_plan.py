@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
+from rlscale.architectures.architecture import Architecture
 from rlscale.config import RunConfig, load_config_with_notes
+from rlscale.models.quantized_weights import quantize_weights
 from rlscale.plan import HARDWARE, Plan, find_hardware, make_plan
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec, layer_saved_bytes
 from rlscale.plan.engine_weights import WeightFormat
@@ -17,6 +20,7 @@ from rlscale.plan.model_size import route_bytes_per_token
 from rlscale.plan.placement import Layout, place_actors
 from rlscale.plan.tables import placement_rows
 from rlscale.types import RouteShape
+from tests.tiny_model import write_tiny
 
 H100 = HARDWARE["h100"]
 
@@ -437,6 +441,33 @@ def test_constants_match_those_of_modules_that_import_torch() -> None:
     assert (MIN_LENGTH, SchedulerOptions().max_cached_tokens) == (engine.MIN_CACHE_LEN, engine.MAX_CACHED_TOKENS)
     assert engine.SGLANG_FRACTION["cpu"] == ON_CPU["mem_fraction_static"]
     assert ON_CPU["max_total_tokens"] == engine.SGLANG_CPU_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        (
+            "qwen3_next",
+            {"linear_value_head_dim": 16, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64},
+        ),
+        ("qwen3_5_text", {"linear_value_head_dim": 16}),
+        ("gpt_oss", {"intermediate_size": 64}),
+        ("minimax_m2", {"intermediate_size": 64}),
+    ],
+)
+def test_low_precision_of_a_family_has_the_size_of_its_tensors(
+    tmp_path: Path, family: str, fields: dict[str, int]
+) -> None:
+    folder = write_tiny(tmp_path, family=family, **fields)
+    weights = load_file(folder / "model.safetensors")
+    a = Architecture.from_config_json(json.loads((folder / "config.json").read_text()))
+    sent = dict(quantize_weights(weights.items(), "int4"))
+    packed = [name for name in sent if name.endswith("_packed")]
+    shapes = sum(tensor.nbytes for name, tensor in sent.items() if name.endswith("_shape"))
+    found = WeightFormat(dtype_bytes=4, precision="int4").model_bytes(a)
+    # Shapes of gate and up projections are counted once, and those of experts by matrix.
+    assert sum(tensor.nbytes for tensor in sent.values()) - shapes <= found
+    assert found <= sum(tensor.nbytes for tensor in sent.values()) - shapes + 16 * max(a.num_experts, 1) * len(packed)
 
 
 def test_low_precision_counts_in_the_engine_and_in_a_sync() -> None:

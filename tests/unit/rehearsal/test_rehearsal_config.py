@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlscale.config import load_config, load_config_with_notes
+from rlscale.config import load_config_with_notes
 from rlscale.config.hydra.config_folders import packaged_folder
 from rlscale.driver.warmup import to_hydra
 from rlscale.errors import ConfigError
@@ -12,7 +12,7 @@ from rlscale.rehearsal.cut_layout import cut_layout, read_sizes
 from rlscale.rehearsal.generated_files import stand_in_data
 from rlscale.rehearsal.rehearsal import Rehearsal
 from rlscale.rehearsal.rehearsal_config import Overrides, layout_overrides
-from tests.recipes import AGENT_EXAMPLES, RUNNABLE, WAITING
+from tests.recipes import AGENT_EXAMPLES, RUNNABLE
 
 
 def loaded(experiment: str, *given: str, overrides: Overrides | None = None, to_run: bool = True):  # type: ignore[no-untyped-def]
@@ -22,20 +22,13 @@ def loaded(experiment: str, *given: str, overrides: Overrides | None = None, to_
 
 def test_every_recipe_is_listed() -> None:
     recipes = {file.stem for file in Path(packaged_folder() / "experiment").glob("*.yaml")}
-    assert recipes == {*RUNNABLE, *WAITING}
-
-
-@pytest.mark.parametrize("experiment", WAITING)
-def test_a_recipe_that_waits_is_stopped_by_its_key(experiment: str) -> None:
-    with pytest.raises(ConfigError, match="not supported yet") as caught:
-        load_config([f"experiment={experiment}", "on=rehearsal"])
-    assert WAITING[experiment] in {problem.path for problem in caught.value.problems}
+    assert recipes == set(RUNNABLE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("experiment", "overlays"),
-    [*((name, ()) for name in (*RUNNABLE, *WAITING)), *((name, ("on=qwen3_4b",)) for name in AGENT_EXAMPLES)],
+    [*((name, ()) for name in RUNNABLE), *((name, ("on=qwen3_4b",)) for name in AGENT_EXAMPLES)],
 )
 def test_the_cut_layout_keeps_every_rule_of_a_run_on_gpus(experiment: str, overlays: tuple[str, ...]) -> None:
     config = loaded(experiment, *overlays, to_run=False)

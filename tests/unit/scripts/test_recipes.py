@@ -16,8 +16,6 @@ def test_every_recipe_has_a_row_with_a_verdict_for_each_gpu() -> None:
     assert [row[0].strip("`") for row in rows] == [*ConfigFolders.find().groups()["experiment"], *larger]
     assert len({len(row) for row in rows}) == 1
     assert all(cell.startswith(("fits", "does not fit: ")) for row in rows for cell in row[6 : 6 + len(HARDWARE)])
-    waiting = {row[0].strip("`"): row[-1] for row in rows if row[-1] != "-"}
-    assert waiting == {}
 
 
 @pytest.mark.parametrize(("model", "expected"), [("qwen3_4b", "fits"), ("qwen3_32b", "does not fit: GPU of a trainer")])

@@ -9,8 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from rlscale.config.hydra.interpolation import is_interpolated
-from rlscale.config.inspect.help import WIDTH, unsupported_text
+from rlscale.config.inspect.help import WIDTH
 from rlscale.config.keys import Key, find_key, keys, nodes
+from rlscale.config.library_limits import LIMITS
 from rlscale.config.load import LoadedConfig
 from rlscale.config.passthrough import is_passthrough, passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
@@ -38,7 +39,6 @@ class Explanation:
     replaced: Any = None  # the given value that was replaced
     replaced_from: str = ""
     warning: str = ""
-    not_built: str = ""
 
     def lines(self) -> list[str]:
         """As text for a terminal."""
@@ -51,7 +51,6 @@ class Explanation:
             ("set by", self.set_by),
             ("replaces", f"{show(self.replaced)} ({self.replaced_from})" if self.replaced_from else ""),
             ("warning", self.warning),
-            ("", self.not_built),
         ]
         description = textwrap.wrap(self.description, WIDTH)
         return [self.key, *(f"  {name:<12}{text}".rstrip() for name, text in facts if text), "", *description]
@@ -88,7 +87,6 @@ def explain(path: str, loaded: LoadedConfig) -> Explanation:
         replaced=derived.was if derived is not None and replaced else None,
         replaced_from=origin if replaced else "",
         warning=_warning(key, loaded),
-        not_built=unsupported_text(key.path),
     )
 
 
@@ -106,6 +104,8 @@ def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
         description = f"This is {kind}, which rlscale sets; {library.reserved[name]}."
     elif refused := REFUSED[group].get(name):
         description = f"This is {kind}. Only {show(refused[0])} is allowed: {refused[1]}."
+    elif limit := LIMITS.get(path):
+        description = f"This is {kind}. Only {show(limit.value)} is allowed: {limit.reason}."
     derived = next((f"derived: {each.why}" for each in loaded.derived if each.key == path), None)
     return Explanation(
         key=path,
@@ -116,7 +116,6 @@ def _explain_passthrough(path: str, loaded: LoadedConfig) -> Explanation:
         description=description,
         value=passed.get(name),
         set_by=derived or (_set_by(path, loaded) if name in passed else DEFAULT),
-        not_built=unsupported_text(path),
     )
 
 

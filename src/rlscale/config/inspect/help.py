@@ -10,7 +10,6 @@ from rlscale.config.keys import Key, keys
 from rlscale.config.passthrough import passthrough_groups
 from rlscale.config.passthrough.check import LIBRARIES
 from rlscale.config.problems import nearest, show
-from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS, supported_values
 from rlscale.errors import ConfigError, Problem
 
 WIDTH = 100
@@ -51,24 +50,12 @@ def group_help(name: str, folders: ConfigFolders) -> str:
 
 
 def key_lines(key: Key) -> list[str]:
-    """Type, default, constraint and description of one key, and its unsupported values."""
+    """Type, default, constraint and description of one key."""
     head = f"{key.path}: {key.type_text}"
     head += f", {key.constraint_text}" if key.constraint_text else ""
     head += "; required" if key.required else f"; default {show(key.default)}"
     lines = textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False)
-    return [*lines, *_indented(key.description), *_indented(unsupported_text(key.path)), ""]
-
-
-def unsupported_text(path: str) -> str:
-    """The missing feature and the supported values of a key; empty when all values are supported."""
-    for feature, arguments in UNSUPPORTED_ARGUMENTS.items():
-        if path in arguments:
-            return f"Not supported yet: {feature}; supported value: {show(arguments[path])}."
-    if path not in supported_values():
-        return ""
-    known = supported_values()[path]
-    listed = ", ".join(show(value) for value in known.values)
-    return f"Not supported yet: {known.feature}; supported values: {listed}."
+    return [*lines, *_indented(key.description), ""]
 
 
 def group_summary(group: str) -> str:

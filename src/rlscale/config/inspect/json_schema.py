@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from rlscale.config.hydra.config_folders import ConfigFolders
 from rlscale.config.hydra.yaml_files import GLOBAL_GROUPS
-from rlscale.config.inspect.help import group_summary, unsupported_text
+from rlscale.config.inspect.help import group_summary
 from rlscale.config.keys import Key, keys, nodes
 from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.check import LIBRARIES
@@ -113,8 +113,7 @@ def _node(path: str, types: Types) -> Schema:
 def _key_schema(key: Key) -> Schema:
     kind = _type_schema(key)
     parts = [kind, {"type": "null"}] if key.optional else [kind]
-    description = " ".join(text for text in (key.description, unsupported_text(key.path)) if text)
-    schema: Schema = {**_or_interpolation(*parts), "description": description}
+    schema: Schema = {**_or_interpolation(*parts), "description": key.description}
     if not key.required:
         schema["default"] = json.loads(json.dumps(key.default, default=str))  # converts choices to strings
     return schema

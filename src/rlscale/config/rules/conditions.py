@@ -118,6 +118,15 @@ def server_groups(config: RunConfig) -> tuple[ServerGroup, ...]:
     return read_server_groups(given, config.cluster.rollout_num_gpus_per_engine)
 
 
+def has_draft_model(config: RunConfig) -> bool:
+    """Whether SGLang servers of the run draft tokens with a model that is not the policy."""
+    if config.rollout.engine != EngineKind.sglang or not uses_engines(config):
+        return False
+    views = (config, *engine_views(config))
+    paths = {each.sglang.server_args.get("speculative_draft_model_path") for each in views}
+    return not paths <= {None, config.model.hf_checkpoint}
+
+
 def engine_views(config: RunConfig) -> tuple[RunConfig, ...]:
     """The config with the sizes and arguments of each kind of engine: of both groups, or the config itself."""
     return tuple(view_group(config, group) for group in server_groups(config)) or (config,)

@@ -85,40 +85,51 @@ def images_need_their_features(config: RunConfig) -> list[Problem]:
     return [
         Problem(
             path=path,
-            rule=f"be {show(needed)} with data.multimodal_keys (not supported yet)",
+            rule=f"be {show(needed)} with data.multimodal_keys (not supported yet: {missing})",
             value=show(value),
             fix=_IMAGE_AGENTS if path.startswith("agent.") else "remove it",
         )
-        for path, needed in _WITH_IMAGES.items()
+        for path, (needed, missing) in _WITH_IMAGES.items()
         if (value := attrgetter(path)(config)) != needed
     ]
 
 
-_IMAGE_AGENTS = "the gateway has no images: use agent.tools, agent.mcp_servers or agent.environment_path"
+_IMAGE_AGENTS = "use agent.tools, agent.mcp_servers or agent.environment_path"
+_GATEWAY, _PADDED = "images in requests to the gateway", "features of images in padded rows"
+_SAME_BITS = "a vision tower with the same bits in trainer and engine"
 
-_WITH_IMAGES: dict[str, Any] = {
-    "agent.command": None,
-    "agent.function_path": None,
-    "agent.url": None,
-    "buffer.url": None,
-    "debug.load_rollout_data": None,
-    "data.teacher_by_source": {},
-    "fsdp.context_parallel_size": 1,
-    "model.teacher_url": None,
-    "train.qkv_format": QkvFormat.thd,
-    "train.true_on_policy_mode": False,
+_WITH_IMAGES: dict[str, tuple[Any, str]] = {
+    "agent.command": (None, _GATEWAY),
+    "agent.function_path": (None, _GATEWAY),
+    "agent.url": (None, _GATEWAY),
+    "buffer.url": (None, "images in groups of the rollout buffer"),
+    "fsdp.context_parallel_size": (1, "parts of images on FSDP2"),
+    "train.qkv_format": (QkvFormat.thd, _PADDED),
+    "train.true_on_policy_mode": (False, _SAME_BITS),
 }
-"""Keys that do not work with images yet, with the values that do."""
+"""Key -> the value that works with images, and what others need."""
 
 
 @rule
 def adapters_of_images_are_merged(config: RunConfig) -> list[Problem]:
-    """The vision tower has adapters, too, and engines apply adapters to the decoder alone."""
-    lora = config.train.lora
+    """The vision tower has adapters, too, unless they are named, and engines apply adapters to the decoder alone."""
+    lora, engine = config.train.lora, config.rollout.engine
     if config.data.multimodal_keys is None or not lora.rank or lora.sync == LoraSync.merged:
         return []
-    rule, fix = "be merged with data.multimodal_keys (not supported yet)", "set train.lora.sync=merged"
+    if engine == EngineKind.sglang:
+        rule = "be merged with data.multimodal_keys and rollout.engine=sglang (not supported yet: its names of layers)"
+        fix = "set train.lora.sync=merged"
+    elif set(lora.target_modules or ("all",)) <= set(_DECODER_LAYERS):
+        return []
+    else:
+        listed = ",".join(_DECODER_LAYERS)
+        rule = "be merged with data.multimodal_keys (not supported yet: adapters of a vision tower in engines)"
+        fix = f"set train.lora.sync=merged, or train.lora.target_modules=[{listed}]"
     return [Problem(path="train.lora.sync", rule=rule, value=show(lora.sync), fix=fix)]
+
+
+_DECODER_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""Layers whose names no vision tower has."""
 
 
 @rule
@@ -127,19 +138,19 @@ def vision_towers_are_packed(config: RunConfig) -> list[Problem]:
     family, train = architecture_field(config.model, "model_type"), config.train
     if config.data.multimodal_keys is not None or family is None or find_family(family).vision is None:
         return []  # with images `images_need_their_features` reports the same
-    wrong: list[tuple[str, str, object]] = []
+    wrong: list[tuple[str, str, object, str]] = []
     if train.qkv_format != QkvFormat.thd:
-        wrong.append(("train.qkv_format", "thd", train.qkv_format))
+        wrong.append(("train.qkv_format", "thd", train.qkv_format, _PADDED))
     if train.true_on_policy_mode and not is_sft(config):
-        wrong.append(("train.true_on_policy_mode", "false", True))
+        wrong.append(("train.true_on_policy_mode", "false", True, _SAME_BITS))
     return [
         Problem(
             path=path,
-            rule=f"be {needed} with model.model_type={family} (not supported yet)",
+            rule=f"be {needed} with model.model_type={family} (not supported yet: {missing})",
             value=show(value),
             fix="remove it, or choose a model without images",
         )
-        for path, needed, value in wrong
+        for path, needed, value, missing in wrong
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlscale.architectures.family import find_family
+from rlscale.config.groups.megatron import RecomputeGranularity
 from rlscale.config.groups.model import MegatronToHf
 from rlscale.config.groups.optim import OptimizerName
 from rlscale.config.groups.train import QkvFormat
@@ -114,6 +115,24 @@ def mtp_layers_share_the_last_stage(config: RunConfig) -> list[Problem]:
             Problem(path="megatron.mtp_loss_scaling_factor", rule="be at least 0", value=show(factor), fix=fix)
         )
     return problems
+
+
+@rule
+def partial_recomputation_needs_stages(config: RunConfig) -> list[Problem]:
+    """Schedules of pipeline stages keep the activations of some micro-batches; the others recompute whole layers."""
+    megatron, name = config.megatron, "num_microbatches_with_partial_activation_checkpoints"
+    number, path = megatron.core_args.get(name), f"megatron.{name}"
+    granularity, num_stages = megatron.recompute_granularity, megatron.pipeline_model_parallel_size
+    if not uses_megatron(config) or number is None:
+        return []
+    if granularity != RecomputeGranularity.full:
+        rule = f"be null with megatron.recompute_granularity={show(granularity)}"
+        fix = "remove it, or set megatron.recompute_granularity=full"
+        return [Problem(path=path, rule=rule, value=show(number), fix=fix)]
+    if num_stages == 1:
+        rule = "be null with megatron.pipeline_model_parallel_size=1: one micro-batch at a time has activations"
+        return [Problem(path=path, rule=rule, value=show(number), fix="remove it")]
+    return []
 
 
 DELAYED_GATHER = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")

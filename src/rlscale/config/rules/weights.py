@@ -10,6 +10,7 @@ from rlscale.config.groups.train import WeightChannelName
 from rlscale.config.problems import show
 from rlscale.config.rules.conditions import (
     engine_views,
+    has_draft_model,
     is_sft,
     opens_gpu_memory,
     pipeline_stages,
@@ -78,6 +79,17 @@ def pipeline_stages_read_a_folder(config: RunConfig) -> list[Problem]:
         return []
     fix = "use train.weight_channel=disk; SGLang forms a weight group of one pipeline stage only"
     return _wrong_channel(WeightChannelName.process_group, f"disk with sglang.pp_size={stages}", fix)
+
+
+@rule
+def folders_spare_no_draft_model(config: RunConfig) -> list[Problem]:
+    """SGLang 0.5.23 loads the weights of a folder into its draft model, too; other requests name the model."""
+    channel, reads_folder = config.train.weight_channel, (WeightChannelName.disk, WeightChannelName.delta)
+    if channel not in reads_folder or not has_draft_model(config):
+        return []
+    allowed = "process_group or shared_memory with sglang.speculative_draft_model_path"
+    fix = "set train.weight_channel=process_group; SGLang loads a folder into its draft model, too"
+    return _wrong_channel(channel, allowed, fix)
 
 
 def _wrong_channel(channel: WeightChannelName, allowed: str, fix: str) -> list[Problem]:

@@ -44,10 +44,6 @@ def test_a_key_without_effect_has_a_warning() -> None:
     assert found.warning.startswith("batch.micro_batch_size is ignored")
 
 
-def test_an_unsupported_key_is_marked() -> None:
-    assert "Not supported yet" in explained("megatron.fp8").not_built
-
-
 def test_a_required_key() -> None:
     found = explained("batch.rollout_batch_size")
     assert found.required and "none, it must be set" in "\n".join(found.lines())
@@ -64,7 +60,7 @@ def test_keys_of_a_library_and_below_a_mapping() -> None:
 
 def test_refused_arguments_of_a_library_have_the_reason() -> None:
     assert "Only null is allowed: the loss is not scaled" in explained("megatron.loss_scale").description
-    assert "Not supported yet: media encoders on separate servers" in explained("sglang.encoder_only").not_built
+    assert "Only false is allowed: encoder servers of SGLang" in explained("sglang.encoder_only").description
     assert "train.lora.sync=adapter loads the adapters" in explained("sglang.enable_lora").description
     below = explained("data.apply_chat_template_kwargs.enable_thinking", "data.apply_chat_template_kwargs={a: 1}")
     assert below.value is None and below.type == "a mapping"

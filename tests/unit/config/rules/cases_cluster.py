@@ -8,7 +8,16 @@ SCRIPTED = {"rollout.engine": "scripted", "rollout.script_path": "my_script:answ
 CHANNEL = "train.weight_channel"
 ON_GPUS: Values = {"cluster.device": "cuda", "cluster.colocate": True}
 
+DRAFT: Values = {**SGLANG, "sglang.server_args": {"speculative_draft_model_path": "/draft"}}
+
 CASES: list[tuple[str, Values, str, Values]] = [
+    (
+        "folders_spare_no_draft_model",
+        {**DRAFT, "train.weight_channel": "disk"},
+        "train.weight_channel must be process_group or shared_memory with sglang.speculative_draft_model_path, got "
+        "disk; set train.weight_channel=process_group; SGLang loads a folder into its draft model, too",
+        {**DRAFT, "train.weight_channel": "process_group"},
+    ),
     (
         "sync_interval_keeps_the_staleness_bound",
         {"train.update_weights_interval": 3, "rollout.max_staleness": 1},

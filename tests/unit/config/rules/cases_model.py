@@ -1,5 +1,6 @@
 """Cases of the rules about model, data, sampling and batch sizes; see `cases.CASES` for the columns."""
 
+from rlscale.architectures.family import names_with
 from tests.unit.config.rules.valid_config import MEGATRON, QWEN3_FOLDER, Values
 
 QWEN3: Values = {"model.build": None, "model.hf_checkpoint": QWEN3_FOLDER}
@@ -9,6 +10,8 @@ IMAGES: Values = {
     "model.build": "tiny_qwen3_vl",
 }
 ABSENT: Values = {"model.build": None, "model.hf_checkpoint": "org/a-model-of-the-hub"}
+BRIDGED = ", ".join(names_with("bridge"))
+BRIDGED_MTP: Values = {"model.megatron_to_hf_mode": "bridge", "megatron.core_args": {"mtp_num_layers": 1}}
 FROM_HF: Values = {"model.use_hf_config_for_megatron": True}
 
 BAND = "rlscale.rollout.group_filters:accuracy_band"
@@ -156,17 +159,31 @@ CASES: list[tuple[str, Values, str, Values]] = [
     ),
     (
         "megatron_supports_the_architecture",
+        {**MEGATRON, **ABSENT, "model.model_type": "minimax_m2", "model.megatron_to_hf_mode": "bridge"},
+        f"model.megatron_to_hf_mode must be raw for a minimax_m2 model; mbridge converts {BRIDGED}, got bridge; "
+        "remove it",
         {**MEGATRON, **ABSENT, "model.model_type": "mimo", "model.megatron_to_hf_mode": "bridge"},
-        "model.megatron_to_hf_mode must be raw for a mimo model; mbridge converts llama, qwen2, qwen3, qwen3_moe, got "
-        "bridge; remove it",
-        {**MEGATRON, **ABSENT, "model.model_type": "qwen2", "model.megatron_to_hf_mode": "bridge"},
+    ),
+    (
+        "megatron_supports_the_architecture",
+        {**MEGATRON, **ABSENT, "model.model_type": "mimo", **BRIDGED_MTP},
+        "model.megatron_to_hf_mode must be raw with megatron.mtp_num_layers, whose layers mbridge does not convert, "
+        "got bridge; remove it",
+        {**MEGATRON, **ABSENT, "model.model_type": "mimo", "megatron.core_args": {"mtp_num_layers": 1}},
     ),
     (
         "adapters_of_images_are_merged",
         {**IMAGES, "train.lora.rank": 4, "train.lora.sync": "adapter"},
-        "train.lora.sync must be merged with data.multimodal_keys (not supported yet), got adapter; set "
-        "train.lora.sync=merged",
-        {**IMAGES, "train.lora.rank": 4},
+        "train.lora.sync must be merged with data.multimodal_keys (not supported yet: adapters of a vision tower in "
+        "engines), got adapter; set train.lora.sync=merged, or train.lora.target_modules=[q_proj,k_proj,v_proj,o_proj]",
+        {**IMAGES, "train.lora.rank": 4, "train.lora.sync": "adapter", "train.lora.target_modules": ["q_proj"]},
+    ),
+    (
+        "adapters_of_images_are_merged",
+        {**IMAGES, "train.lora.rank": 4, "train.lora.sync": "adapter", "rollout.engine": "sglang"},
+        "train.lora.sync must be merged with data.multimodal_keys and rollout.engine=sglang (not supported yet: its "
+        "names of layers), got adapter; set train.lora.sync=merged",
+        {**IMAGES, "train.lora.rank": 4, "rollout.engine": "sglang"},
     ),
     (
         "prompts_have_a_source",
@@ -221,7 +238,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         (
             "vision_towers_are_packed",
             {**IMAGES, "data.multimodal_keys": None, path: value},
-            f"{path} must be {needed} with model.model_type=qwen3_vl (not supported yet), got",
+            f"{path} must be {needed} with model.model_type=qwen3_vl (not supported yet: ",
             {**IMAGES, "data.multimodal_keys": None},
         )
         for path, value, needed in (
@@ -233,7 +250,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         (
             "images_need_their_features",
             {**IMAGES, path: value},
-            f"{path} must be {needed} with data.multimodal_keys (not supported yet), got",
+            f"{path} must be {needed} with data.multimodal_keys (not supported yet: ",
             IMAGES | fixed,
         )
         for path, value, needed, fixed in (
@@ -242,7 +259,6 @@ CASES: list[tuple[str, Values, str, Values]] = [
             ("agent.url", "http://127.0.0.1:1", "null", {"agent.environment_path": "a:B"}),
             ("buffer.url", "http://127.0.0.1:1", "null", {}),
             ("fsdp.context_parallel_size", 2, "1", {}),
-            ("model.teacher_url", "http://127.0.0.1:1", "null", {}),
             ("train.true_on_policy_mode", True, "false", {}),
         )
     ),

@@ -17,7 +17,10 @@ SEQUENCE_PARALLEL = {"sequence_parallel": True}
 MTP: Values = {**MEGATRON, CORE_ARGS: {"mtp_num_layers": 1}}
 ETP = "expert_tensor_parallel_size"
 UNSHARDED_EXPERTS = {ETP: 1}
-WITH_SINKS = "with train.backend=megatron and model.model_type=gpt_oss (not supported yet)"
+CONTEXT = "megatron.context_parallel_size"
+LAYOUT = "pipeline_model_parallel_layout"
+PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
+COUNTED = {f"account_for_{each}_in_pipeline_split": True for each in ("embedding", "loss")}
 SINKS: Values = {**MEGATRON, "model.build": None, "model.hf_checkpoint": "/m", "model.model_type": "gpt_oss"}
 IMAGES: Values = {**MEGATRON, "model.build": "tiny_qwen3_vl", "model.model_type": "qwen3_vl", "model.num_layers": 4}
 LINEAR: Values = {**MEGATRON, "model.model_type": "qwen3_next"}
@@ -315,6 +318,20 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {**MEGATRON, "megatron.bf16": False, "train.dtype": "float32"},
     ),
     (
+        "partial_recomputation_needs_stages",
+        {**MEGATRON, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {PARTIAL: 1}},
+        f"megatron.{PARTIAL} must be null with megatron.recompute_granularity=null, got 1; remove it, or set "
+        "megatron.recompute_granularity=full",
+        {**MEGATRON, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {PARTIAL: 1}, "megatron.recompute_granularity": "full"},
+    ),
+    (
+        "partial_recomputation_needs_stages",
+        {**MEGATRON, CORE_ARGS: {PARTIAL: 1}, "megatron.recompute_granularity": "full"},
+        f"megatron.{PARTIAL} must be null with megatron.pipeline_model_parallel_size=1: one micro-batch at a time has "
+        "activations, got 1; remove it",
+        {**MEGATRON, "megatron.recompute_granularity": "full"},
+    ),
+    (
         "padded_vocabulary_fits",
         {**MEGATRON, "model.padded_vocab_size": 100, "model.vocab_size": 101},
         "model.padded_vocab_size must be at least model.vocab_size=101, got 100",
@@ -326,51 +343,47 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "must be a multiple of megatron.tensor_model_parallel_size=4, got 101; set it to 104, or remove it",
         {**MEGATRON, "model.padded_vocab_size": 104, TENSOR: 4},
     ),
-    *(
-        (
-            "vision_towers_fit_megatron",
-            {**IMAGES, path: value},
-            f"{key} must be {needed} with train.backend=megatron and model.model_type=qwen3_vl (not supported yet), ",
-            IMAGES,
-        )
-        for path, value, key, needed in (
-            (CORE_ARGS, {"apply_rope_fusion": True}, "megatron.apply_rope_fusion", "false"),
-            (
-                CORE_ARGS,
-                {"pipeline_model_parallel_layout": "Et|tmL"},
-                "megatron.pipeline_model_parallel_layout",
-                "null",
-            ),
-            ("model.custom_model_provider_path", "my.build", "model.custom_model_provider_path", "null"),
-        )
-    ),
-    *(
-        (
-            "models_with_sinks_fit_megatron",
-            {**SINKS, path: value},
-            f"{key} must be {needed} {WITH_SINKS}, {end}",
-            SINKS,
-        )
-        for path, value, key, needed, end in (
-            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1", "got 2; remove it"),
-            (CORE_ARGS, {ETP: 2}, f"megatron.{ETP}", "1", "got 2; set it to 1"),
-            (
-                CORE_ARGS,
-                {"moe_use_legacy_grouped_gemm": True},
-                "megatron.moe_use_legacy_grouped_gemm",
-                "false",
-                "got true; remove it",
-            ),
-            ("train.lora.rank", 4, "train.lora.rank", "0", "got 4; remove it, or choose train=fsdp"),
-            ("optim.name", "muon", "optim.name", "adam", "got muon; remove it, or choose train=fsdp"),
-        )
+    (
+        "vision_towers_fit_megatron",
+        {**IMAGES, CORE_ARGS: {"apply_rope_fusion": True}},
+        "megatron.apply_rope_fusion must be false with model.model_type=qwen3_vl: the kernel of Megatron-core 0.16 for "
+        "packed samples counts positions itself, got true; remove it",
+        IMAGES,
     ),
     (
-        "models_with_sinks_fit_megatron",
+        "vision_towers_fit_megatron",
+        {**IMAGES, "model.custom_model_provider_path": "my.build"},
+        "model.custom_model_provider_path must be null with model.model_type=qwen3_vl: it builds no tower, got "
+        "my.build; remove it, or choose train=fsdp",
+        IMAGES,
+    ),
+    (
+        "biases_of_experts_are_whole",
+        {**SINKS, CORE_ARGS: {ETP: 2}},
+        f"megatron.{ETP} must be 1 with model.model_type=gpt_oss: Megatron-core 0.16 does not divide biases of "
+        "experts, got 2; set it to 1",
+        SINKS,
+    ),
+    (
+        "biases_of_experts_are_whole",
+        {**SINKS, CORE_ARGS: {"moe_use_legacy_grouped_gemm": True}},
+        "megatron.moe_use_legacy_grouped_gemm must be false with model.model_type=gpt_oss: this layer of Megatron-core "
+        "0.16 has no biases, got true; remove it",
+        {**SINKS, "train.lora.rank": 4},
+    ),
+    (
+        "biases_of_experts_are_whole",
         {**SINKS, TENSOR: 2},
-        f"megatron.{ETP} must be 1 {WITH_SINKS}, got 2; "
-        "set it to 1, and megatron.expert_model_parallel_size to 2 or another size above 1",
+        f"megatron.{ETP} must be 1 with model.model_type=gpt_oss: Megatron-core 0.16 does not divide biases of "
+        "experts, got 2; set it to 1, and megatron.expert_model_parallel_size to 2 or another size above 1",
         {**SINKS, TENSOR: 2, "megatron.expert_model_parallel_size": 2, CORE_ARGS: {ETP: 1}},
+    ),
+    (
+        "context_ranks_divide_key_heads_with_sinks",
+        {**SINKS, **EIGHT_GPUS, "model.num_key_value_heads": 8, TENSOR: 2, CONTEXT: 3},
+        f"{CONTEXT} must divide the 4 key heads of a tensor-parallel rank with model.model_type=gpt_oss, got 3; set it "
+        "to 2",
+        {**SINKS, **EIGHT_GPUS, "model.num_key_value_heads": 8, TENSOR: 2, CONTEXT: 2},
     ),
     (
         "deepstack_fits_the_first_chunk",
@@ -385,20 +398,32 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "chunk, got 2, which leaves it 1; set it to 1 or less",
         {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {"num_layers_in_last_pipeline_stage": 1}},
     ),
-    *(
-        (
-            "linear_attention_fits_megatron",
-            {**LINEAR, path: value},
-            f"{key} must be {needed} with train.backend=megatron and model.model_type=qwen3_next (not supported yet), "
-            f"got {shown}; remove it",
-            LINEAR,
-        )
-        for path, value, key, needed, shown in (
-            ("megatron.context_parallel_size", 2, "megatron.context_parallel_size", "1", "2"),
-            (CORE_ARGS, {"fused_single_qkv_rope": True}, "megatron.fused_single_qkv_rope", "false", "true"),
-            ("train.lora.rank", 4, "train.lora.rank", "0", "4"),
-            ("optim.name", "muon", "optim.name", "adam", "muon"),
-        )
+    (
+        "deepstack_fits_the_first_chunk",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {LAYOUT: "Et|ttt|L"}},
+        f"megatron.{LAYOUT} must leave the first 2 layers, which add deepstack features, to the first chunk, got "
+        "Et|ttt|L, which leaves it 1; remove it, or begin it with more layers",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: {LAYOUT: "Et*2|(t|)*2L"}},
+    ),
+    (
+        "deepstack_fits_the_first_chunk",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 3, CORE_ARGS: COUNTED},
+        "first chunk, got 3, which leaves it 1; set it to 2 or less",
+        {**IMAGES, **EIGHT_GPUS, PIPELINE: 2, CORE_ARGS: COUNTED},
+    ),
+    (
+        "gated_attention_is_not_fused",
+        {**LINEAR, CORE_ARGS: {"fused_single_qkv_rope": True}},
+        "megatron.fused_single_qkv_rope must be false with model.model_type=qwen3_next: this kernel of Megatron-core "
+        "0.16 has no output gates, got true; remove it",
+        LINEAR,
+    ),
+    (
+        "ranks_divide_heads_of_linear_attention",
+        {**LINEAR, **EIGHT_GPUS, **FOLDER, CONTEXT: 4},
+        f"{CONTEXT} must divide the 2 key heads of a tensor-parallel rank, of linear_num_key_heads=2 of config.json, "
+        "got 4; set it to 2",
+        {**LINEAR, **EIGHT_GPUS, **FOLDER, CONTEXT: 2},
     ),
     (
         "ranks_divide_heads_of_linear_attention",

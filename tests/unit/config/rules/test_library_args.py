@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from rlscale.config.library_limits import LIMITS
 from rlscale.config.passthrough import megatron_args, sglang_args
 from rlscale.config.passthrough.field_types import fits
 from rlscale.config.passthrough.recorded import read_recorded
 from rlscale.config.rules.library_args import REFUSED_BY_ENGINES, REFUSED_BY_TRAINERS
-from rlscale.config.unsupported import UNSUPPORTED_ARGUMENTS
 from tests.unit.config.config_errors import config_errors
 
 RECORDED = {
@@ -19,7 +19,7 @@ RECORDED = {
 REFUSED = {
     **{f"sglang.{name}": right for name, (right, _) in REFUSED_BY_ENGINES.items()},
     **{f"megatron.{name}": right for name, (right, _) in REFUSED_BY_TRAINERS.items()},
-    **{path: right for arguments in UNSUPPORTED_ARGUMENTS.values() for path, right in arguments.items()},
+    **{path: limit.value for path, limit in LIMITS.items()},
 }
 GROUPS = {"sglang": ["rollout=sglang"], "megatron": ["train=megatron"]}
 

@@ -128,6 +128,11 @@ def test_a_sample_with_other_placeholders_than_its_image_stops_the_run(tmp_path:
     wrong = replace(batch, images=((larger,), *batch.images[1:]))
     with pytest.raises(DataError, match=r"sample 0 .* image 1 must have 16 placeholder tokens, got runs of \[6\]"):
         pack(wrong, [0], device=CPU, processor=processor)
+    lost = replace(batch, images=((), *batch.images[1:]))
+    with pytest.raises(DataError, match=r"sample 0 .* its prompt has 6 placeholder tokens, and no image"):
+        pack(lost, [0], device=CPU, processor=processor)
+    # Such a token in an answer was sampled: it is text.
+    pack(replace(lost, prompt_lens=np.minimum(batch.prompt_lens, 2)), [0], device=CPU, processor=processor)
 
 
 @pytest.mark.usefixtures("world")
