@@ -48,6 +48,8 @@ TWO_STEPS: dict[int, Any] = {
 """Other micro-batches, of two optimiser steps."""
 POLICY = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
 DISTILLED = {"opd_kl_coef": 0.5, "opd_direction": "forward"}
+# Where `adam_eps` is given: with that of `case_spec`, Adam would divide the rounding errors of small gradients by
+# themselves, and the second rollout begins with its weights.
 CASES: dict[str, dict[str, Any]] = {
     "grpo": {"algo": {**POLICY, "use_tis": True}},
     "whole_prompts": {
@@ -76,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "reuse_logprobs": False,
         "log_probs_chunk_size": 8,
+        "adam_eps": 1e-2,
     },
     "critic": {
         "algo": {"advantage_estimator": "ppo", "kl_coef": 0.1, "lambd": 0.9, "normalize_advantages": True},
@@ -88,8 +91,6 @@ CASES: dict[str, dict[str, Any]] = {
         "critic": True,
         "offload": OffloadSpec(mode=OffloadMode.move),
     },
-    # A larger epsilon: Adam would divide the rounding errors of small gradients by themselves, and the second rollout
-    # begins with its weights.
     "experts": {"algo": POLICY, "experts": True, "adam_eps": 1e-2},
     "engine_routes": {"algo": {**POLICY, "use_rollout_routing_replay": True}, "experts": True, "adam_eps": 1e-2},
     "policy_routes": {
