@@ -51,7 +51,8 @@ def test_each_rank_of_a_colocated_engine_is_on_the_gpu_of_its_trainer_rank(
     assert visible_gpus(tmp_path, "engine 0") == own[:4] and visible_gpus(tmp_path, "engine 1") == own[4:8]
 
 
-@pytest.mark.parametrize("colocate", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("colocate", [False, True])
 def test_engines_of_two_sizes_have_the_gpus_of_their_bundles(
     launch: SglangLaunch, tmp_path: Path, colocate: bool
 ) -> None:

@@ -136,6 +136,7 @@ def test_gpus_that_no_node_has_together_are_refused(launch: SglangLaunch, tmp_pa
         pytest.fail("the engine cannot be placed")
 
 
+@pytest.mark.nightly
 def test_a_prefill_server_restarts_with_its_role_and_another_port(launch: SglangLaunch, tmp_path: Path) -> None:
     groups = tuple(ServerGroup(role=role, num_gpus=2, num_gpus_per_engine=2) for role in ServerRole)
     separate = replace(launch, num_gpus=2, groups=groups)
@@ -162,7 +163,8 @@ async def assert_the_role_stays(engines: RayEngines, folder: Path) -> None:
     assert (again.url, again.bootstrap_port) != (prefill.url, prefill.bootstrap_port)
 
 
-@pytest.mark.parametrize("colocate", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("colocate", [False, True])
 def test_engines_of_two_sizes_are_restarted_with_their_own(
     launch: SglangLaunch, tmp_path: Path, colocate: bool
 ) -> None:

@@ -83,6 +83,7 @@ def submit(
     return Job(slurm=slurm, folder=folder, number=int(number[1]))
 
 
+@pytest.mark.nightly
 def test_a_node_that_does_not_join_is_named_and_the_job_fails(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_node_that_does_not_join_is_named_and_the_job_fails(
     assert not job.run_dir.exists()
 
 
+@pytest.mark.nightly
 def test_the_exit_code_of_the_job_is_that_of_the_run(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,8 @@ def open_reward_model(folder: Path, model: Path) -> Iterator[JudgeClient]:
         process.stop()
 
 
-@pytest.mark.parametrize("family", [pytest.param("Qwen2", marks=pytest.mark.nightly), "Qwen3"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_a_reward_model_gives_the_numbers_of_transformers(tmp_path: Path, family: str) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

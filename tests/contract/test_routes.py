@@ -33,7 +33,7 @@ OPENERS: dict[str, Callable[[Path], AbstractContextManager[Target]]] = {
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(kind, marks=[pytest.mark.slow] if kind == "sglang" else []) for kind in OPENERS],
+    params=[pytest.param(kind, marks=[pytest.mark.nightly] if kind == "sglang" else []) for kind in OPENERS],
 )
 def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Path]]:
     """A server whose model has experts, and the folder of that model."""

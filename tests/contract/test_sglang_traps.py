@@ -173,6 +173,7 @@ def test_a_used_group_name_is_refused_in_time(address: EngineAddress) -> None:
     channel.close()
 
 
+@pytest.mark.nightly
 def test_the_recorded_arguments_match_the_tested_version() -> None:
     installed, recorded = describe_installed(), json.loads(RECORDED.read_text())
     assert installed == recorded
@@ -180,6 +181,7 @@ def test_the_recorded_arguments_match_the_tested_version() -> None:
     assert set(SGLANG_ARGUMENTS) <= installed["types"].keys()
 
 
+@pytest.mark.nightly
 def test_the_recorded_sampling_params_match_the_tested_version() -> None:
     installed = describe_installed(sglang_sampling_params.CLASSES)
     assert installed == json.loads(sglang_sampling_params.RECORDED.read_text())

@@ -1,8 +1,11 @@
 """A complete run with two context-parallel ranks, which split every sample."""
 
+import pytest
+
 from tests.integration.conftest import Command
 
 
+@pytest.mark.nightly
 def test_two_ranks_split_samples_and_agree_with_the_engine(command: Command) -> None:
     sizes = ("batch.use_dynamic_batch_size=true", "batch.max_tokens_per_gpu=40", "data.num_rollout=2")
     done = command.run(

@@ -68,6 +68,7 @@ def check_steps(command: Command, model_type: str) -> None:
     assert exported["model_type"] == model_type
 
 
+@pytest.mark.nightly
 def test_deepseek_v3_on_fsdp(command: Command) -> None:
     sizes = ("model=tiny_deepseek_v3", "model.num_layers=2", "model.hidden_size=32", "model.intermediate_size=64")
     done = command.run("train=fsdp", *OTHER, *TWICE, *sizes, small=False)

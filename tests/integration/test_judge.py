@@ -38,6 +38,7 @@ def judged_answers(command: Command, rollout_id: int) -> list[str]:
     return [json.loads(line)["metadata"]["judge_answer"] for line in lines]
 
 
+@pytest.mark.nightly
 def test_a_judge_on_its_own_engine_scores_the_samples(command: Command) -> None:
     (command.folder / "my_judge.py").write_text(PLUG_IN)
     done = command.run(*JUDGED)

@@ -24,6 +24,7 @@ FSDP = ("train=fsdp", "train.qkv_format=bshd", "batch.use_dynamic_batch_size=fal
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.nightly
 def test_qwen3_next_on_fsdp(command: Command, tmp_path: Path) -> None:
     done = command.run(*FSDP, *OTHER, *TWICE, *write_model(tmp_path / "model", NEXT), small=False)
     assert done.code == 0, done.err

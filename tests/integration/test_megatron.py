@@ -35,6 +35,7 @@ def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> Non
     assert (command.run_dir / "hf" / "model.safetensors").exists()
 
 
+@pytest.mark.nightly
 def test_the_trainer_replays_the_engines_routes(command: Command) -> None:
     experts = ("model=tiny_qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=16", REWARDED)
     # A model with experts has no model.intermediate_size.

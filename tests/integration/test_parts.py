@@ -55,6 +55,7 @@ def test_user_functions_get_custom_and_trainers_get_env_vars(whole: Command) -> 
     assert all(record["reward/mean"] == record["reward/scaled/mean"] > 0 for record in steps)
 
 
+@pytest.mark.nightly
 def test_several_functions_score_training_and_evaluation(command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     named = "{luck: random, style: plug_ins:score, right: exact_match}"
@@ -131,6 +132,7 @@ def test_a_replay_trains_on_the_same_samples_without_engines(whole: Command, com
     assert command.left_over() == {}
 
 
+@pytest.mark.nightly
 def test_a_rollout_only_run_starts_at_start_rollout_id(whole: Command, command: Command) -> None:
     (command.folder / "plug_ins.py").write_text(PLUG_INS)
     dump = command.folder / "{rollout_id}.jsonl"
@@ -175,6 +177,7 @@ def test_ci_checks_pass_and_the_run_fails_for_its_metric(command: Command) -> No
     assert json.loads((command.run_dir / "finished.json").read_text())["num_rollouts"] == 3
 
 
+@pytest.mark.nightly
 def test_responses_are_cut_where_the_context_ends(command: Command) -> None:
     """Prompts of 8 tokens leave 4 of a context of 12; the limit of a response is 8."""
     done = command.run(

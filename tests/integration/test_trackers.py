@@ -99,11 +99,13 @@ def test_every_rollout_is_in_tensorboard_once(resumed: Command) -> None:
     assert [event.value for event in events] == pytest.approx(losses)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [SAMPLES_FILE, DISTRIBUTIONS_FILE])
 def test_samples_are_those_of_the_uninterrupted_run(resumed: Command, uninterrupted: Command, name: str) -> None:
     assert (resumed.run_dir / name).read_bytes() == (uninterrupted.run_dir / name).read_bytes()
 
 
+@pytest.mark.nightly
 def test_kept_samples_have_the_logprobs_of_both_sides(uninterrupted: Command) -> None:
     samples = [json.loads(line) for line in (uninterrupted.run_dir / SAMPLES_FILE).read_text().splitlines()]
     assert len(samples) == 3 * NUM_ROLLOUTS

@@ -176,6 +176,7 @@ json.dump({"reward": float(task["id"] % 2)}, open(os.environ["RLSCALE_RESULT"], 
 """
 
 
+@pytest.mark.nightly
 def test_faulty_agents_and_a_killed_gateway_lose_and_repeat_nothing(command: Command) -> None:
     (command.folder / "faulty.py").write_text(FAULTY)
     tries = command.folder / "tries"
