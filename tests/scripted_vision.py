@@ -7,14 +7,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
-from rlscale.agents.run_images import RunImages
 from rlscale.config import ModelBuild
 from rlscale.images import IMAGE_TYPE, Image, to_data_url
 from rlscale.models.hf_models import load_tokenizer
-from rlscale.models.image_processor import load_image_processor
 from rlscale.renderers.answer_parser import Tokenizer
 from rlscale.renderers.families import AUTO, make_renderer
 from rlscale.renderers.renderer import Renderer
+from rlscale.renderers.run_images import RunImages
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.types import Generation, Prompt, SamplingParams
@@ -42,11 +41,10 @@ class VisionModel:
 def open_vision_model(folder: Path) -> VisionModel:
     """Tokenizer, image processor and renderer of a tiny model that is written into a folder."""
     path = write_tiny_vision(ModelBuild.tiny_qwen3_vl, folder)
-    tokenizer, processor = load_tokenizer(path), load_image_processor(path)
-    placeholder = str(tokenizer.convert_ids_to_tokens(processor.layout.image_token))
+    tokenizer = load_tokenizer(path)
     return VisionModel(
         tokenizer=cast(PreTrainedTokenizerFast, tokenizer),
-        images=RunImages(processor=processor, placeholder=placeholder),
+        images=RunImages.from_model(path, tokenizer),
         renderer=make_renderer(AUTO, cast(Tokenizer, tokenizer), model_type="qwen3_vl", reads_images=True),
     )
 

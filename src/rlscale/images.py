@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,19 @@ def image_digests(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     contents = [message.get("content") for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [str(part.get(IMAGE_TYPE)) for part in parts if is_image_part(part)]
+
+
+def map_images(messages: Sequence[Mapping[str, Any]], change: Callable[[str], str]) -> list[Mapping[str, Any]]:
+    """Copies of messages in which the values of image parts, hashes or places, are changed."""
+
+    def changed(content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [
+            {**part, IMAGE_TYPE: change(str(part[IMAGE_TYPE]))} if is_image_part(part) else part for part in content
+        ]
+
+    return [{**message, "content": changed(message.get("content"))} for message in messages]
 
 
 def collapse_placeholders(token_ids: Sequence[int], images: Sequence[Image]) -> list[int]:

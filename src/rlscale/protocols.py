@@ -428,6 +428,9 @@ class RolloutSource(Protocol):
 EXHAUSTED_BUDGET = "exhausted_budget"
 """Entry of a trajectory's metadata: the name of the first budget by which the gateway refused a request."""
 
+SAMPLED_PLACEHOLDERS = "sampled_placeholders"
+"""Entry of a trajectory's metadata: why a request with images was refused whose answers have placeholders of images."""
+
 FAILED_CALL = "failed_call"
 """Entry of a trajectory's metadata: why the last requests to the gateway failed without being wrong. None of them was
 answered after that."""

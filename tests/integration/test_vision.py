@@ -126,6 +126,33 @@ def test_a_picture_of_an_environment_is_learned_from(command: Command) -> None:
     assert rewards and rewards[0] <= 0.4 and max(rewards) > 0.9
 
 
+BY_URL = """
+from openai import AsyncOpenAI
+
+async def agent(task, session):
+    async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
+        messages = list(task.messages)
+        for _ in range(2):
+            answer = await client.chat.completions.create(model=session.model, messages=messages, max_tokens=4)
+            messages += [answer.choices[0].message.model_dump(exclude_none=True), task.messages[-1]]
+"""
+
+
+@pytest.mark.nightly
+def test_engine_and_two_trainer_ranks_agree_on_the_images_of_agents_by_url(command: Command) -> None:
+    (command.folder / "looks_twice.py").write_text(BY_URL)
+    model = ("model=tiny_qwen3_vl", "model.head_dim=16", *TINY)
+    own = ("agent.function_path=looks_twice:agent", "rollout.max_response_len=64")
+    done = command.run(*SHORT, *model, *own, small=False)
+    assert done.code == 0, done.err
+    trained = [m for m in command.metrics() if "train/loss" in m]
+    assert len(trained) == 3 and all(m["logprob_diff/max"] < 1e-4 for m in trained)
+    assert all(m["train/grad_norm"] > 0 for m in trained)
+    # Images are in logs by their hash, and once as files.
+    assert list((command.run_dir / "images").iterdir())
+    assert command.left_over() == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny_qwen2_5_vl", "narrow_qwen3_vl"])
 def test_counting_squares_is_learned_from_the_stored_weights_of_a_warm_up(command: Command, name: str) -> None:

@@ -7,7 +7,8 @@
 Ends of an attempt:
 
     budget           the gateway refused a request: turns or tokens were used up            graded
-    policy           the agent says so, or raises an exception of `agent.policy_errors`     graded
+    policy           the agent says so, or raises an exception of `agent.policy_errors`;
+                     the policy wrote placeholders of images                                graded
     controller       the agent raised, exited with a code, or returned something wrong      starts again
     environment      `agent.timeout_s` has passed, a signal ended it, its server failed     starts again
     model_server     the gateway or the engines failed                                      starts again
@@ -20,6 +21,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from rlscale.agents.run_admission import AgentAdmission
@@ -27,7 +29,13 @@ from rlscale.agents.run_function import FunctionAgent
 from rlscale.agents.run_log import AgentLogs, TrajectoryLog
 from rlscale.agents.run_task import AgentFailed, AgentResult, AgentSession, AgentTask
 from rlscale.errors import EngineError, WeightSyncError
-from rlscale.protocols import EXHAUSTED_BUDGET, FAILED_CALL, AgentGateway, SessionAccess
+from rlscale.protocols import (
+    EXHAUSTED_BUDGET,
+    FAILED_CALL,
+    SAMPLED_PLACEHOLDERS,
+    AgentGateway,
+    SessionAccess,
+)
 from rlscale.rollout.generate_call import TrajectoryFailed
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.rollout.user_generate import BLOCKED, ThreadSession, UserGenerate
@@ -118,7 +126,7 @@ class AgentRunner:
         tree, failure = None, None
         try:
             async with self._session(trajectory, session) as access:
-                task = AgentTask.from_trajectory(trajectory, is_evaluation=session.is_evaluation)
+                task = await _make_task(trajectory, is_evaluation=session.is_evaluation)
                 attempt = _Attempt(task=task, access=access, log=trajectory_log)
                 await self._run_until_stopped(attempt, trajectory, session)
                 if attempt.result is None and attempt.failure is None:
@@ -131,6 +139,8 @@ class AgentRunner:
                     return failure
                 tree = await self._gateway.finish(access.id)
             failure = self._merge(trajectory, tree, attempt, session)
+        except AgentFailed as error:
+            failure = _failure(trajectory, error)
         except EngineError as error:
             failure = Failure(cause=FailureCause.model_server, message=f"{_where(trajectory)} failed: {error}")
         except asyncio.CancelledError:
@@ -234,10 +244,21 @@ class AgentRunner:
         return failure
 
 
+async def _make_task(trajectory: Trajectory, *, is_evaluation: bool) -> AgentTask:
+    make = partial(AgentTask.from_trajectory, trajectory, is_evaluation=is_evaluation)
+    try:
+        # In a thread: images are files.
+        return await asyncio.to_thread(make) if trajectory.prompt.images else make()
+    except (OSError, ValueError) as error:
+        raise AgentFailed(FailureCause.controller, f"an image of its row cannot be read: {error}") from error
+
+
 def _cause(trajectory: Trajectory, tree: Trajectory, attempt: _Attempt) -> Failure | None:
     """The failure of an attempt: a used up budget first, because the agent fails by the refused request."""
     if budget := tree.metadata.get(EXHAUSTED_BUDGET):
         return Failure(cause=FailureCause.budget, message=f"{_where(trajectory)} has used all of its {budget}")
+    if wrote := tree.metadata.get(SAMPLED_PLACEHOLDERS):
+        return Failure(cause=FailureCause.policy, message=f"{_where(trajectory)}: {wrote}")
     # Whatever the agent made of it: a failure of an engine is no reward.
     if (call := tree.metadata.get(FAILED_CALL)) and not _is_late(attempt):
         return _failure(trajectory, AgentFailed(FailureCause.model_server, f"its last request failed: {call}"))

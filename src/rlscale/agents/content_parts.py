@@ -79,16 +79,3 @@ def _to_url(value: Any) -> str:
 def has_images(messages: Sequence[Message]) -> bool:
     """Whether a message has an image."""
     return bool(image_digests(messages))
-
-
-def map_images(messages: Sequence[Message], change: Callable[[str], str]) -> list[Message]:
-    """Copies of messages in which the values of image parts, hashes or places, are changed."""
-
-    def changed(content: Any) -> Any:
-        if not isinstance(content, list):
-            return content
-        return [
-            {**part, IMAGE_TYPE: change(str(part[IMAGE_TYPE]))} if is_image_part(part) else part for part in content
-        ]
-
-    return [{**message, "content": changed(message.get("content"))} for message in messages]

@@ -7,10 +7,10 @@ from rlscale.agents.conversation import AgentConversation, failed, keep_counts, 
 from rlscale.agents.environment import Action, Task
 from rlscale.agents.environment_log import EnvironmentLog, Episode
 from rlscale.agents.environment_pool import EnvironmentFailed, EnvironmentLease, EnvironmentPool
-from rlscale.agents.run_images import RunImages, task_messages
 from rlscale.config.groups.agent import AgentConfig, EnvironmentReward
 from rlscale.images import Image
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
+from rlscale.renderers.run_images import RunImages, task_messages
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.trajectory import CONVERSATIONS, FORKS, RESTARTED, Trajectory
 from rlscale.types import AGENT, Failure, FailureCause
@@ -114,7 +114,7 @@ class EnvironmentAgent:
         if self._images is None:
             raise EnvironmentFailed(f"messages cannot be used: {NO_IMAGES}")
         try:
-            return await self._images.open(messages)
+            return await self._images.open_in_thread(messages)
         except ValueError as error:
             raise EnvironmentFailed(f"messages cannot be used: {' '.join(str(error).split())}") from error
 

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlscale.agents.content_parts import map_images
 from rlscale.agents.environment import Action, Task
 from rlscale.errors import DataError
-from rlscale.images import Image, digest_of, image_file_name, read_uri
+from rlscale.images import Image, digest_of, image_file_name, map_images, read_uri
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlscale.plugins.user_hook import is_finite, shown
 from rlscale.protocols import SessionAccess
+from rlscale.renderers.run_images import chat_messages
 from rlscale.trajectory import Trajectory
 from rlscale.types import Failure, FailureCause
 
@@ -22,7 +23,7 @@ class AgentTask:
 
     id: int  # of the trajectory
     row: int  # 0-based
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]]  # in the form of Chat Completions; images are data URLs
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     seed: int = 0  # of the trajectory, for the agent's own random choices
@@ -30,11 +31,12 @@ class AgentTask:
 
     @classmethod
     def from_trajectory(cls, trajectory: Trajectory, *, is_evaluation: bool = False) -> AgentTask:
+        """The row of a trajectory. Raises OSError or ValueError if an image cannot be read any more."""
         prompt = trajectory.prompt
         return cls(
             id=trajectory.id,
             row=prompt.index,
-            messages=[dict(each) for each in prompt.conversation],
+            messages=chat_messages(prompt),
             label=prompt.label,
             metadata=dict(prompt.metadata),
             seed=trajectory.seed,

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 
 from rlscale.agents.conversation import AgentConversation, can_continue, failed, keep_counts, run_attempt
-from rlscale.agents.run_images import RunImages
 from rlscale.agents.tool_pool import Owner, ToolBox, ToolResult
 from rlscale.config.groups.agent import AgentConfig
 from rlscale.images import Image
 from rlscale.renderers.message_images import prompt_messages
 from rlscale.renderers.renderer import Message, ParsedAnswer, Renderer
+from rlscale.renderers.run_images import RunImages
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.trajectory import CONTINUED, Trajectory
 from rlscale.types import Failure

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from rlscale.agents.content_parts import NO_IMAGES
-from rlscale.agents.run_images import RunImages
 from rlscale.agents.tool import Tool
 from rlscale.agents.tool_child import ToolsSpec
 from rlscale.config.groups.agent import AgentConfig, OnToolError
 from rlscale.images import Image
 from rlscale.renderers.renderer import ToolSpec
+from rlscale.renderers.run_images import RunImages
 from rlscale.rewards.call_pool import CallPool, PoolLimits, Reply
 from rlscale.rewards.call_process import ChildProgram
 from rlscale.rewards.call_server import decode_error
@@ -162,7 +162,7 @@ class ToolBox:
         if self._images is None:
             return _failed(GradingError(cause=NO_IMAGES))
         try:
-            (message,), images = await self._images.open([{"content": list(result.parts)}])
+            (message,), images = await self._images.open_in_thread([{"content": list(result.parts)}])
         except ValueError as error:
             return _failed(GradingError(cause=" ".join(str(error).split())))
         return replace(result, parts=tuple(message["content"]), images=tuple(images))

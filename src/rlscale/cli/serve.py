@@ -300,8 +300,9 @@ def load_chat_codec(model_path: str) -> Codec:
     """Loads the renderer of the chat APIs."""
     # Importing transformers and the renderers takes seconds, which an engine without chats does not need.
     from rlscale.gateway.load_codec import load_codec as load
+    from rlscale.models.image_processor import has_images
 
-    return load(model_path)
+    return load(model_path, reads_images=has_images(model_path))
 
 
 def _load_with_transformers(path: str, dtype: torch.dtype) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:

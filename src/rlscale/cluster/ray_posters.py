@@ -96,7 +96,7 @@ class RayPosters:
         while True:
             present = [index for index in range(len(self._actors)) if index not in self._lost]
             if not present:
-                raise EngineError("the posters of network.use_distributed_post must run on a node, got none that lives")
+                raise EngineError("no actor of network.use_distributed_post is alive on any node")
             index = min(present, key=self._in_flight.__getitem__)
             self._in_flight[index] += 1
             try:

@@ -14,7 +14,6 @@ from rlscale.agents.environment_child import EnvironmentSpec
 from rlscale.agents.environment_log import EnvironmentLog
 from rlscale.agents.environment_pool import EnvironmentPool
 from rlscale.agents.load_tools import check_server_names, check_tool_images, load_servers, load_tools
-from rlscale.agents.run_images import RunImages
 from rlscale.agents.sandbox_tool import SandboxTools, needs_sandbox
 from rlscale.agents.tool_agent import ToolAgent
 from rlscale.agents.tool_pool import FunctionTools, ToolBox, ToolCaller
@@ -25,12 +24,12 @@ from rlscale.driver.open_agent_runner import open_admission, open_agent_runner
 from rlscale.driver.prepared_run import PreparedRun
 from rlscale.errors import ConfigError, Problem, RenderError
 from rlscale.models.hf_models import load_hf_fields
-from rlscale.models.image_processor import load_image_processor
 from rlscale.protocols import AgentGateway
 from rlscale.renderers.answer_parser import Tokenizer
 from rlscale.renderers.families import AUTO, make_renderer
 from rlscale.renderers.message_images import MessageImages, check_image_role
 from rlscale.renderers.renderer import Renderer
+from rlscale.renderers.run_images import RunImages
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.group_generator import Generate
 
@@ -74,6 +73,8 @@ async def open_agent(prepared: PreparedRun, pool: EnginePool | None, *, folder: 
             await environments.close()
     elif runs_agents(config) and pool is not None and pool.gateway is not None:
         gateway = cast(AgentGateway, pool.gateway)  # the pool knows only how to pause it
+        if (images := await asyncio.to_thread(load_images, prepared)) is not None:
+            build_renderer(prepared, images, role="user")  # raises before an agent starts; the gateway has its own
         async with open_agent_runner(prepared, pool, gateway, folder=folder) as runner:
             yield runner
     else:
@@ -120,9 +121,7 @@ def load_images(prepared: PreparedRun) -> RunImages | None:
     """The image processor of the policy; None: the run has no images."""
     if prepared.config.data.multimodal_keys is None:
         return None
-    processor = load_image_processor(prepared.model_path)
-    placeholder = prepared.tokenizer.convert_ids_to_tokens(processor.layout.image_token)
-    return RunImages(processor=processor, placeholder=str(placeholder))
+    return RunImages.from_model(prepared.model_path, prepared.tokenizer)
 
 
 def build_renderer(prepared: PreparedRun, images: RunImages | None = None, *, role: str = "user") -> Renderer:

@@ -42,7 +42,10 @@ class RunGateway:
             folder=folder / FOLDER,
             log_folder=folder / "logs",
             model=MODEL_NAME,
-            codec={"factory": "rlscale.gateway.load_codec:load_codec", "arguments": {"model_path": model_path}},
+            codec={
+                "factory": "rlscale.gateway.load_codec:load_codec",
+                "arguments": {"model_path": model_path, "reads_images": config.data.multimodal_keys is not None},
+            },
             host=host,
             port=config.gateway.port,
             timeout_s=config.rollout.timeout_s,

@@ -22,6 +22,7 @@ from rlscale.gateway.apis.dialects import DIALECTS, Dialect
 from rlscale.gateway.apis.messages_api import parse_anthropic_count
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.request_body import MAX_BODY_BYTES, parse_json
+from rlscale.gateway.request_images import open_images
 from rlscale.gateway.sampling_policy import IGNORED_HEADER
 from rlscale.types import Generation, SamplingParams
 
@@ -76,11 +77,18 @@ class _ChatHandlers:
         self._loading: asyncio.Future[Codec] | None = None
 
     async def answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        chat, ids = await self._rendered(request, dialect.parse)
+        chat, ids, urls = await self._rendered(request, dialect.parse)
         params = engine_params(chat, len(ids), self._service.limits)
         # Cancelled with this handler when the client disconnects.
         answers = await self._service.generate(
-            GenerateRequest(rid=uuid.uuid4().hex, input_ids=tuple(ids), params=params, n=chat.n, return_logprob=True)
+            GenerateRequest(
+                rid=uuid.uuid4().hex,
+                input_ids=tuple(ids),
+                params=params,
+                n=chat.n,
+                return_logprob=True,
+                image_urls=urls,
+            )
         )
         codec = await self._codec()
         answer = await asyncio.to_thread(to_chat_answer, chat, ids, answers, codec=codec, model=self._model)
@@ -95,25 +103,28 @@ class _ChatHandlers:
         return response
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        _, ids = await self._rendered(request, parse_anthropic_count)
+        _, ids, _ = await self._rendered(request, parse_anthropic_count)
         return web.json_response({"input_tokens": len(ids)})
 
     async def _rendered(
         self, request: web.Request, parse: Callable[[Any], ChatRequest]
-    ) -> tuple[ChatRequest, list[int]]:
+    ) -> tuple[ChatRequest, list[int], tuple[str, ...]]:
+        """A request, its ids, and its images as data URLs."""
         body = await request.read()
         if len(body) > MAX_BODY_BYTES:
             raise InvalidRequest(f"the body must have at most {MAX_BODY_BYTES} bytes", status=413)
         codec = await self._codec()
 
         # In a thread: messages may have megabytes, and decoding must not stop.
-        def render() -> tuple[ChatRequest, list[int]]:
+        def render() -> tuple[ChatRequest, list[int], tuple[str, ...]]:
             chat = parse(parse_json(body))
             if chat.previous_id is not None:
                 raise InvalidRequest(
                     "previous_response_id must be null: this server keeps no responses", param="previous_response_id"
                 )
-            return chat, codec.renderer.render(chat.messages, tools=chat.tools)
+            chat, images = open_images(chat, codec)
+            ids = codec.render(chat.messages, tools=chat.tools, images=images)
+            return chat, ids, tuple(image.uri for image in images)
 
         return await asyncio.to_thread(render)
 

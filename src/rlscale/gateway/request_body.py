@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from rlscale.gateway.apis.chat_request import InvalidRequest
 
-MAX_BODY_BYTES = 10_000_000
+MAX_BODY_BYTES = 32 * 2**20  # agents send the whole conversation each time, with its images
 
 _SUSPECT = re.compile(r"\\u[dD][89a-fA-F]|NaN|Infinity|[0-9.][eE]\+?[0-9]{3}")
 """Text of JSON that may have half of a surrogate pair, which has no tokens, or a number that JSON cannot express."""

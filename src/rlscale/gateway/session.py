@@ -22,17 +22,21 @@ from rlscale.errors import EngineError
 from rlscale.gateway.apis.chat_answer import ChatAnswer, Choice, shown_answer
 from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.codec import Codec
+from rlscale.gateway.request_images import open_images
 from rlscale.gateway.sampling_policy import call_seed, ids_digest, ignored_parameters, run_params
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
-from rlscale.protocols import FAILED_CALL
+from rlscale.images import build_images
+from rlscale.protocols import FAILED_CALL, SAMPLED_PLACEHOLDERS
 from rlscale.renderers.conversation_tree import ConversationTree, PreparedRequest
+from rlscale.renderers.message_images import SampledPlaceholderError
 from rlscale.renderers.renderer import Message, ParsedAnswer
 from rlscale.rollout.record_json import (
     array_from_json,
     array_to_json,
     generation_from_json,
     generation_to_json,
+    images_to_json,
     trajectory_to_json,
 )
 from rlscale.types import Generation, SampleStatus, SamplingParams
@@ -76,7 +80,8 @@ class Session:
     def __init__(self, spec: SessionSpec, codec: Codec, log_file: SessionLog) -> None:
         self.spec, self._codec, self._log = spec, codec, log_file
         self.trajectory = spec.new_trajectory()
-        self._tree = ConversationTree(self.trajectory, codec.renderer)
+        self._images = None if codec.images is None else codec.images.of(spec.prompt)
+        self._tree = ConversationTree(self.trajectory, codec.renderer, images=self._images)
         self.is_finished = False
         self._num_calls = self._num_open = 0
         self._changed = asyncio.Condition()
@@ -183,6 +188,7 @@ class Session:
             seed = call_seed(self.spec.seed, call.digest, call.number)
         return replace(
             params,
+            images=params.images if self._images is None else self._tree.images_of(call.prepared),
             max_new_tokens=size,
             min_new_tokens=min(params.min_new_tokens, size),
             stop_token_ids=stop_ids,
@@ -192,15 +198,15 @@ class Session:
     # Called by one thread at a time
 
     def prepare(self, request: ChatRequest, *, fingerprint: str, time_s: int) -> PreparedCall:
-        """Renders a request. Changes nothing.
+        """Renders a request. Changes nothing but the images that are known.
 
         Raises:
-            InvalidRequest: a parameter cannot be obeyed.
+            InvalidRequest: a parameter cannot be obeyed, or an image cannot be read.
             RenderError: the template cannot render the messages.
         """
         run_params(request, self.spec.params)
-        request = self._continued(request)
-        prepared = self._tree.prepare(request.messages, request.tools)
+        request = self._continued(self._with_hashes(request))
+        prepared = self._render(request)
         if prepared.parent is not None:
             # Messages of the path are kept once, not once for each call.
             known = self._histories[prepared.parent]
@@ -209,7 +215,26 @@ class Session:
         return PreparedCall(request=request, prepared=prepared, fingerprint=fingerprint, time_s=time_s, digest=digest)
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return len(self._tree.prepare(request.messages, request.tools).token_ids)
+        return len(self._render(self._with_hashes(request)).token_ids)
+
+    def _with_hashes(self, request: ChatRequest) -> ChatRequest:
+        """The request with hashes in place of its images, which are known from now on."""
+        request, images = open_images(request, self._codec)
+        if self._images is not None:
+            self._images.add(images)
+        return request
+
+    def _render(self, request: ChatRequest) -> PreparedRequest:
+        try:
+            return self._tree.prepare(request.messages, request.tools)
+        except SampledPlaceholderError as error:
+            self._note_placeholders(str(error))
+            raise
+
+    def _note_placeholders(self, message: str) -> None:
+        if SAMPLED_PLACEHOLDERS not in self.trajectory.metadata:
+            self.trajectory.metadata[SAMPLED_PLACEHOLDERS] = message
+            self._log.append({"event": "placeholders", "message": message})
 
     def _continued(self, request: ChatRequest) -> ChatRequest:
         """The request with the messages of the response that it continues."""
@@ -285,7 +310,7 @@ class Session:
 
     def result(self) -> dict[str, Any]:
         """The trajectory so far, as JSON."""
-        if BUDGET in self.trajectory.metadata:
+        if not {BUDGET, SAMPLED_PLACEHOLDERS}.isdisjoint(self.trajectory.metadata):
             self.trajectory.status = SampleStatus.truncated
         return trajectory_to_json(self.trajectory)
 
@@ -304,6 +329,8 @@ class Session:
                 self.is_finished = True
             elif line["event"] == "budget":
                 self.trajectory.metadata[BUDGET] = line["name"]
+            elif line["event"] == "placeholders":
+                self.trajectory.metadata[SAMPLED_PLACEHOLDERS] = line["message"]
             else:
                 self._add(*self._from_line(line))
 
@@ -373,6 +400,7 @@ class Session:
             "messages": list(prepared.messages[known:]),
             "tools": list(prepared.tools),
             "new_ids": array_to_json(prepared.token_ids[prepared.num_known :], "<i4"),
+            "images": images_to_json(prepared.images),
             "request": {
                 "n": request.n,
                 "stop": list(request.stop),
@@ -390,6 +418,9 @@ class Session:
         # Calls are replayed in the order in which they were added, so turns have the same numbers.
         known_ids = [] if parent is None else self.trajectory.token_ids(parent)
         known_messages = () if parent is None else self._histories[parent]
+        images = build_images(line["images"])
+        if self._images is not None:
+            self._images.add(images)
         prepared = PreparedRequest(
             token_ids=known_ids + new_ids,
             messages=(*known_messages, *line["messages"]),
@@ -398,6 +429,7 @@ class Session:
             num_known=len(known_ids),
             num_known_messages=len(known_messages),
             is_fork=line["is_fork"],
+            images=images,
         )
         given = line["request"]
         request = ChatRequest(

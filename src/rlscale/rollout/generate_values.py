@@ -82,7 +82,7 @@ def outcome_to_json(trajectory: Trajectory, failure: Failure | None) -> dict[str
         ValueError: its metadata are no values of JSON.
     """
     return {
-        "turns": [_turn_to_json(turn) for turn in trajectory.turns],
+        "turns": [turn_to_json(turn) for turn in trajectory.turns],
         "status": str(SampleStatus(trajectory.status)),
         "reward": None if trajectory.reward is None or failure is not None else float(trajectory.reward),
         "metadata": {str(name): _json_value(name, value) for name, value in trajectory.metadata.items()},
@@ -106,19 +106,10 @@ def failure_to_json(failure: Failure) -> dict[str, str]:
     return {"cause": str(failure.cause), "message": failure.message}
 
 
-def _turn_to_json(turn: Turn) -> dict[str, Any]:
-    values = turn_to_json(turn)
-    if turn.prompt is not None:
-        values["prompt"]["images"] = [asdict(image) for image in turn.prompt.images]
-    return values | {"images": [asdict(image) for image in turn.images]}
-
-
 def _turn_from_json(values: Mapping[str, Any], prompt: Prompt) -> Turn:
     turn = turn_from_json(values)
     if turn.prompt is not None:
-        images = build_images(values["prompt"]["images"])
-        turn.prompt = replace(turn.prompt, turns=prompt.turns, images=images)
-    turn.images = build_images(values["images"])
+        turn.prompt = replace(turn.prompt, turns=prompt.turns)
     return turn
 
 

@@ -1,12 +1,13 @@
 """Generations, prompts and trajectories as JSON. Columns of tokens are base64 of little-endian arrays."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from rlscale.images import Image, build_images
 from rlscale.trajectory import Trajectory, Turn, WeightSpan
 from rlscale.types import Failure, FailureCause, Generation, Prompt, RouteShape, SampleStatus, SamplingParams
 
@@ -66,6 +67,7 @@ def prompt_to_json(prompt: Prompt) -> dict[str, Any]:
         "label": prompt.label,
         "metadata": prompt.metadata,
         "messages": list(prompt.messages),
+        "images": images_to_json(prompt.images),
     }
 
 
@@ -77,7 +79,13 @@ def prompt_from_json(value: Mapping[str, Any]) -> Prompt:
         label=value["label"],
         metadata=dict(value["metadata"]),
         messages=tuple(value["messages"]),
+        images=build_images(value["images"]),
     )
+
+
+def images_to_json(images: Sequence[Image]) -> list[dict[str, Any]]:
+    """Fields of images, which `build_images` reads: an image is the path of a file, or a data URL."""
+    return [asdict(image) for image in images]
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
@@ -91,6 +99,8 @@ def params_from_json(value: Mapping[str, Any]) -> SamplingParams:
         TypeError: a name is no parameter.
     """
     own = {**value, **{name: tuple(value[name]) for name in _TUPLES if name in value}}
+    if "images" in own:
+        own["images"] = build_images(own["images"])
     if own.get("routes") is not None:
         own["routes"] = RouteShape(**own["routes"])
     return SamplingParams(**own)
@@ -129,7 +139,6 @@ def trajectory_from_json(value: Mapping[str, Any]) -> Trajectory:
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
-    """A turn without its images."""
     return {
         "parent": turn.parent,
         "sampled": turn.sampled,
@@ -139,6 +148,7 @@ def turn_to_json(turn: Turn) -> dict[str, Any]:
         "spans": [list(span) for span in turn.spans],
         "routes": _routes_to_json(turn.routes),
         "prompt": None if turn.prompt is None else prompt_to_json(turn.prompt),
+        "images": images_to_json(turn.images),
         "messages": [dict(message) for message in turn.messages],
         "interval_s": turn.interval_s,
     }
@@ -154,6 +164,7 @@ def turn_from_json(value: Mapping[str, Any]) -> Turn:
         spans=[WeightSpan(*span) for span in value["spans"]],
         routes=None if value["routes"] is None else array_from_json(value["routes"]),
         prompt=None if value["prompt"] is None else prompt_from_json(value["prompt"]),
+        images=build_images(value["images"]),
         messages=tuple(value["messages"]),
         interval_s=None if value["interval_s"] is None else tuple(value["interval_s"]),
     )

@@ -18,6 +18,7 @@ from rlscale.types import SampleStatus
 from tests.gateway_fixtures import LoggedFake, check_exact, open_session
 
 TOOL = {"type": "function", "function": {"name": "echo", "parameters": {"type": "object", "properties": {}}}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
 def chat_client(session: GatewaySession, *, retries: int = 0) -> AsyncOpenAI:
@@ -102,7 +103,10 @@ async def test_n_answers_are_branches(client: GatewayClient, fake: LoggedFake) -
         ({"n": 0}, "n"),
         ({"extra_body": {"guided_regex": "a"}}, "guided_regex"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages"),
+        ({"messages": [{"role": "system", "content": [PICTURE]}]}, "messages[0].content[0].type"),
     ],
 )
 async def test_what_cannot_be_recorded_is_refused(client: GatewayClient, change: dict[str, Any], param: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.gateway.gateway_client import GatewayClient, GatewaySession
 from rlscale.gateway.gateway_process import GatewayProcess
+from rlscale.gateway.request_body import MAX_BODY_BYTES
 from rlscale.types import SampleStatus
 from tests.gateway_fixtures import (
     LoggedFake,
@@ -80,7 +81,7 @@ async def test_a_key_opens_its_own_session_only(
         (b"\xff\xfe", 400),
         (b"[1]", 400),
         (b"[" * 200_000, 400),
-        (b'{"messages": [{"role": "user", "content": "' + b"a" * 10_000_000 + b'"}]}', 413),
+        pytest.param(b'{"messages": [{"role": "user", "content": "' + b"a" * MAX_BODY_BYTES, 413, id="large"),
         (b'{"messages": [{"role": "user", "content": {"a": 1}}], "max_tokens": 1}', 400),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}', 400),
         (b'{"messages": [{"role": "robot", "content": "a"}], "max_tokens": 1}', 400),

@@ -17,6 +17,8 @@ from rlscale.agents.run_function import FunctionAgent
 from rlscale.agents.run_log import AgentLogs
 from rlscale.agents.run_task import AgentSession, AgentTask
 from rlscale.errors import SandboxError, WeightSyncError
+from rlscale.images import Image
+from rlscale.protocols import SAMPLED_PLACEHOLDERS
 from rlscale.rollout.engine_pool import EnginePool
 from rlscale.rollout.generate_session import GenerateSession
 from rlscale.trajectory import Trajectory
@@ -109,6 +111,31 @@ async def test_without_a_reward_the_run_grades(
 
     assert await runner(coroutine if is_async else plain)(trajectory, session) is None
     assert trajectory.reward is None and trajectory.status == SampleStatus.completed
+
+
+async def test_placeholders_that_the_policy_wrote_are_its_failure(
+    runner: Run, trajectory: Trajectory, session: GenerateSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = FakeGateway.finish
+
+    async def with_placeholders(gateway: FakeGateway, session_id: str) -> Trajectory:
+        tree = await finish(gateway, session_id)
+        tree.metadata[SAMPLED_PLACEHOLDERS] = "its answers have 2 placeholders of images, which it wrote"
+        return tree
+
+    monkeypatch.setattr(FakeGateway, "finish", with_placeholders)
+    failure = await runner(one_turn)(trajectory, session)
+    assert failure is not None and failure.cause == FailureCause.policy and "placeholders" in failure.message
+
+
+async def test_an_image_that_is_gone_fails_its_trajectory(
+    runner: Run, trajectory: Trajectory, session: GenerateSession, tmp_path: Path
+) -> None:
+    image = Image(uri=str(tmp_path / "gone.png"), digest="0", grid=(1, 2, 2), token=5, num_tokens=1)
+    trajectory.prompt = replace(trajectory.prompt, images=(image,))
+    failure = await runner(one_turn)(trajectory, session)
+    assert failure is not None and failure.cause == FailureCause.controller
+    assert "an image of its row cannot be read" in failure.message and "gone.png" in failure.message
 
 
 async def test_an_exception_is_a_failure_of_the_controller_and_its_turns_are_in_the_log(

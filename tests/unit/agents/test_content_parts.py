@@ -10,15 +10,15 @@ import pytest
 from mcp.types import ImageContent, TextContent
 from PIL import Image as PillowImage
 
-from rlscale.agents.content_parts import image_contents, map_images
+from rlscale.agents.content_parts import image_contents
 from rlscale.agents.environment import Action, Task
 from rlscale.agents.environment_child import message_values
 from rlscale.agents.environment_log import EnvironmentLog, Episode, read_episodes
 from rlscale.agents.environment_replay import ReplayedEnvironment
 from rlscale.agents.mcp_tools import McpTools
-from rlscale.agents.run_images import task_messages
 from rlscale.config.groups.agent import AgentConfig
-from rlscale.images import Image, digest_of, read_uri, to_data_url
+from rlscale.images import Image, digest_of, map_images, read_uri, to_data_url
+from rlscale.renderers.run_images import task_messages
 from rlscale.types import Prompt
 from tests.tiny_vision import draw
 

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
-from rlscale.errors import EngineError
+from rlscale.errors import EngineError, RenderError
 from rlscale.gateway.apis.chat_completions import parse_chat
 from rlscale.gateway.apis.chat_request import InvalidRequest
+from rlscale.gateway.codec import Codec
 from rlscale.gateway.session import PreparedCall, Session
 from rlscale.gateway.session_keys import SessionKeys, new_session_id
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
+from rlscale.images import to_data_url
+from rlscale.protocols import SAMPLED_PLACEHOLDERS
 from rlscale.rollout.record_json import trajectory_from_json
 from rlscale.types import Generation, Prompt, SampleStatus, SamplingParams
 from tests.gateway_codec import END, build_codec, encode
+from tests.scripted_vision import open_vision_model
+from tests.tiny_vision import draw
 
 PROMPT = Prompt(index=3, text="p", token_ids=(5, 6), label={"a": 1}, metadata={"source": "x"})
 
@@ -287,3 +292,45 @@ def test_keys() -> None:
 def test_a_wrong_session_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match="a session must have all fields"):
         SessionSpec.from_json({**make_spec().to_json(), **change})
+
+
+def test_images_are_known_by_hash_and_survive_in_the_file(tmp_path: Path) -> None:
+    model = open_vision_model(tmp_path / "model")
+    codec = Codec(renderer=model.renderer, images=model.images)
+    spec = make_spec(prompt=model.prompt(draw(32, 32, seed=1)))
+    session = Session(spec, codec, SessionLog(tmp_path, spec.id))
+    session.begin()
+    part = {"type": "image_url", "image_url": {"url": to_data_url(draw(32, 32, seed=2))}}
+    call = session.prepare(parse_chat({"messages": [{"role": "user", "content": [part]}]}), fingerprint="a", time_s=1)
+    assert [image.data_url() for image in call.prepared.images] == [part["image_url"]["url"]]
+    session.commit(call, [generation("two")])
+    settings, *lines = SessionLog(tmp_path, spec.id).read()
+    restored = Session(SessionSpec.from_json(settings["session"]), codec, SessionLog(tmp_path, spec.id))
+    restored.replay(lines)
+    for each in (session, restored):
+        (sample,) = trajectory_from_json(json.loads(json.dumps(each.result()))).samples()
+        assert [image.data_url() for image in sample.images] == [part["image_url"]["url"]]
+        # The messages are those of this conversation, with the picture by its hash.
+        assert sample.turns[0].messages[0]["content"] == [{"type": "image", "image": sample.images[0].digest}]
+
+
+def test_sampled_placeholders_end_the_attempt_by_the_policy(tmp_path: Path) -> None:
+    model = open_vision_model(tmp_path / "model")
+    spec = make_spec(prompt=model.prompt())
+    session = Session(spec, Codec(renderer=model.renderer, images=model.images), SessionLog(tmp_path, spec.id))
+    session.begin()
+    first = {"role": "user", "content": "draw"}
+    call = session.prepare(parse_chat({"messages": [first]}), fingerprint="a", time_s=1)
+    written = replace(generation(""), output_ids=[model.images.processor.layout.image_token])
+    written = replace(written, logprobs=[-1.0], weight_versions=[3])
+    message = session.commit(call, [written]).choices[0].answer.to_message()
+    part = {"type": "image_url", "image_url": {"url": to_data_url(draw(32, 32))}}
+    later = parse_chat({"messages": [first, message, {"role": "user", "content": [part]}]})
+    with pytest.raises(RenderError, match="placeholders of images, which it wrote"):
+        session.prepare(later, fingerprint="b", time_s=2)
+    restored = Session(spec, Codec(renderer=model.renderer, images=model.images), SessionLog(tmp_path, spec.id))
+    restored.replay(SessionLog(tmp_path, spec.id).read()[1:])
+    for each in (session, restored):
+        result = trajectory_from_json(each.result())
+        assert result.status == SampleStatus.truncated
+        assert "which it wrote" in result.metadata[SAMPLED_PLACEHOLDERS]

@@ -87,21 +87,17 @@ def images_need_their_features(config: RunConfig) -> list[Problem]:
             path=path,
             rule=f"be {show(needed)} with data.multimodal_keys (not supported yet: {missing})",
             value=show(value),
-            fix=_IMAGE_AGENTS if path.startswith("agent.") else "remove it",
+            fix="remove it",
         )
         for path, (needed, missing) in _WITH_IMAGES.items()
         if (value := attrgetter(path)(config)) != needed
     ]
 
 
-_IMAGE_AGENTS = "use agent.tools, agent.mcp_servers or agent.environment_path"
-_GATEWAY, _PADDED = "images in requests to the gateway", "features of images in padded rows"
+_PADDED = "features of images in padded rows"
 _SAME_BITS = "a vision tower with the same bits in trainer and engine"
 
 _WITH_IMAGES: dict[str, tuple[Any, str]] = {
-    "agent.command": (None, _GATEWAY),
-    "agent.function_path": (None, _GATEWAY),
-    "agent.url": (None, _GATEWAY),
     "buffer.url": (None, "images in groups of the rollout buffer"),
     "fsdp.context_parallel_size": (1, "parts of images on FSDP2"),
     "train.qkv_format": (QkvFormat.thd, _PADDED),

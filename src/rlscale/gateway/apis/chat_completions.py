@@ -11,13 +11,13 @@ from rlscale.gateway.apis.chat_request import (
     InvalidRequest,
     function_spec,
     shown,
-    text_of,
     wrong,
 )
+from rlscale.gateway.apis.message_content import content_of, text_of
 from rlscale.renderers.renderer import Message, ToolSpec
 
 CHANGES_LOGPROBS = "the recorded logprobs would not be those of the policy"
-NOT_RECORDED = "only text is recorded"
+NOT_RECORDED = "only texts and images are recorded"
 TEXT_FORMAT = {"type": "text"}
 
 
@@ -116,7 +116,8 @@ def _parse_message(value: Any, place: str) -> Message:
     role = "system" if value.get("role") == "developer" else value.get("role")
     if role not in ("system", "user", "assistant", "tool"):
         raise wrong(f"{place}.role", "be system, developer, user, assistant or tool", value.get("role"))
-    message: dict[str, Any] = {"role": role, "content": text_of(value.get("content"), f"{place}.content")}
+    read = content_of if role in ("user", "tool") else text_of
+    message: dict[str, Any] = {"role": role, "content": read(value.get("content"), f"{place}.content")}
     if isinstance(value.get("name"), str):
         message["name"] = value["name"]
     if role == "tool":

@@ -152,43 +152,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def text_of(content: Any, place: str, kinds: Sequence[str] = ("text",)) -> str:
-    """The text of a message's content: a string, or parts of a kind of text.
-
-    Raises:
-        InvalidRequest: a part is no text.
-    """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return _checked(content, place)
-    if not isinstance(content, list):
-        raise wrong(place, "be a string or a list of parts", content)
-    texts = []
-    for number, part in enumerate(content):
-        where = f"{place}[{number}]"
-        if not isinstance(part, dict):
-            raise wrong(where, "be a JSON object", part)
-        if part.get("type") not in kinds:
-            raise InvalidRequest(
-                f"{where}.type must be {' or '.join(kinds)}, got {shown(part.get('type'))}; only text is recorded",
-                param=f"{where}.type",
-            )
-        if not isinstance(part.get("text"), str):
-            raise wrong(f"{where}.text", "be a string", part.get("text"))
-        texts.append(_checked(part["text"], f"{where}.text"))
-    return "".join(texts)
-
-
-def _checked(text: str, place: str) -> str:
-    """The text, unless it has a half of a surrogate pair, which JSON can contain and tokenizers fail at."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{place} must be valid Unicode, got {error.reason}", param=place) from error
-    return text
-
-
 def function_spec(name: Any, description: Any, parameters: Any, place: str) -> ToolSpec:
     """A tool in the form of Chat Completions."""
     if not isinstance(name, str) or not name:

@@ -12,9 +12,9 @@ from rlscale.gateway.apis.chat_request import (
     InvalidRequest,
     function_spec,
     shown,
-    text_of,
     wrong,
 )
+from rlscale.gateway.apis.message_content import content_of, is_image, part_of, text_of
 from rlscale.renderers.renderer import Message, ToolCall, ToolSpec
 
 INVALID_ARGUMENTS = "_invalid_arguments"
@@ -99,23 +99,28 @@ def _parse_messages(value: Any) -> list[Message]:
 
 
 def _parse_user(blocks: list[Any], place: str) -> Iterator[Message]:
-    """A message for each result of a tool, and one for the text between them."""
-    texts: list[str] = []
+    """A message for each result of a tool, and one for the texts and images between them."""
+    parts: list[dict[str, str]] = []
     for number, block in enumerate(blocks):
         where = f"{place}[{number}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
             # Results may come before and after text; the order is kept.
-            if texts:
-                yield {"role": "user", "content": "".join(texts)}
-                texts = []
+            if parts:
+                yield {"role": "user", "content": _joined(parts)}
+                parts = []
             if not isinstance(block.get("tool_use_id"), str):
                 raise wrong(f"{where}.tool_use_id", "be a string", block.get("tool_use_id"))
-            content = text_of(block.get("content"), f"{where}.content")
+            content = content_of(block.get("content"), f"{where}.content")
             yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
         else:
-            texts.append(text_of([block], where.rpartition("[")[0]))
-    if texts or not blocks:
-        yield {"role": "user", "content": "".join(texts)}
+            parts.append(part_of(block, where))
+    if parts or not blocks:
+        yield {"role": "user", "content": _joined(parts)}
+
+
+def _joined(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """A content without images is one text."""
+    return parts if any(map(is_image, parts)) else "".join(part["text"] for part in parts)
 
 
 def _parse_answer(blocks: list[Any], place: str) -> Message:

@@ -18,9 +18,9 @@ from rlscale.gateway.apis.chat_request import (
     InvalidRequest,
     function_spec,
     shown,
-    text_of,
     wrong,
 )
+from rlscale.gateway.apis.message_content import content_of, text_of
 from rlscale.renderers.renderer import Message, ToolSpec
 
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
@@ -136,7 +136,7 @@ def _parse_item(item: dict[str, Any], place: str) -> dict[str, Any]:
     if kind == "function_call_output":
         if not isinstance(item.get("call_id"), str):
             raise wrong(f"{place}.call_id", "be a string", item.get("call_id"))
-        output = text_of(item.get("output"), f"{place}.output", TEXT_PARTS)
+        output = content_of(item.get("output"), f"{place}.output", TEXT_PARTS)
         return {"role": "tool", "tool_call_id": item["call_id"], "content": output}
     if kind == "reasoning":
         texts = [part.get("text", "") for part in item.get("content") or [] if isinstance(part, dict)]
@@ -151,7 +151,8 @@ def _parse_message(item: dict[str, Any], place: str) -> dict[str, Any]:
     role = "system" if item.get("role") == "developer" else item.get("role")
     if role not in ("system", "user", "assistant"):
         raise wrong(f"{place}.role", "be system, developer, user or assistant", item.get("role"))
-    return {"role": role, "content": text_of(item.get("content"), f"{place}.content", TEXT_PARTS)}
+    read = content_of if role == "user" else text_of
+    return {"role": role, "content": read(item.get("content"), f"{place}.content", TEXT_PARTS)}
 
 
 def _parse_tool(value: Any, place: str) -> ToolSpec:

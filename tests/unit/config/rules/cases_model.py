@@ -254,12 +254,9 @@ CASES: list[tuple[str, Values, str, Values]] = [
             IMAGES | fixed,
         )
         for path, value, needed, fixed in (
-            # Tools and environments may return images; the gateway has none.
-            ("agent.function_path", "a:b", "null", {"agent.tools": ["a:b"]}),
-            ("agent.url", "http://127.0.0.1:1", "null", {"agent.environment_path": "a:B"}),
-            ("buffer.url", "http://127.0.0.1:1", "null", {}),
+            ("buffer.url", "http://127.0.0.1:1", "null", {"agent.url": "http://127.0.0.1:1"}),
             ("fsdp.context_parallel_size", 2, "1", {}),
-            ("train.true_on_policy_mode", True, "false", {}),
+            ("train.true_on_policy_mode", True, "false", {"agent.function_path": "a:b"}),
         )
     ),
     (
