@@ -198,11 +198,12 @@ class Session:
     # Called by one thread at a time
 
     def prepare(self, request: ChatRequest, *, fingerprint: str, time_s: int) -> PreparedCall:
-        """Renders a request. Changes nothing but the images that are known.
+        """Renders a request. The trajectory stays as it is; its images are known from now on.
 
         Raises:
             InvalidRequest: a parameter cannot be obeyed, or an image cannot be read.
-            RenderError: the template cannot render the messages.
+            RenderError: the template cannot render the messages; or the policy wrote placeholders of images, which
+                the session notes.
         """
         run_params(request, self.spec.params)
         request = self._continued(self._with_hashes(request))

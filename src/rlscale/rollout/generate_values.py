@@ -17,7 +17,7 @@ from rlscale.config import RunConfig
 from rlscale.images import build_images
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.user_hook import shown
-from rlscale.rollout.record_json import turn_from_json, turn_to_json
+from rlscale.rollout.record_json import images_to_json, turn_from_json, turn_to_json
 from rlscale.trajectory import Trajectory, Turn
 from rlscale.types import Failure, FailureCause, Prompt, RouteShape, SampleStatus, SamplingParams, WeightVersion
 
@@ -54,7 +54,7 @@ def params_changes(params: SamplingParams, base: SamplingParams) -> dict[str, An
     changes = {each.name: getattr(params, each.name) for each in fields(SamplingParams)}
     changes = {name: value for name, value in changes.items() if value != getattr(base, name)}
     if "images" in changes:
-        changes["images"] = [asdict(image) for image in params.images]
+        changes["images"] = images_to_json(params.images)
     if params.routes is not None and "routes" in changes:
         changes["routes"] = asdict(params.routes)
     if "others" in changes:
