@@ -19,6 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hosts",),
     ("teacher_scores",),
     ("images",),
+    ("expert_routes",),
     ("types",),
     ("weight_types",),
     ("trajectory",),

@@ -9,11 +9,11 @@ sampled token is trained at most once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlscale.expert_routes import RouteIds, merge_routes
 from rlscale.images import Image, image_digests
 from rlscale.types import (
     ANSWER,
@@ -22,13 +22,11 @@ from rlscale.types import (
     Generation,
     Int32,
     Prompt,
-    RouteIds,
     Sample,
     SampleStatus,
     SampleTurn,
     UInt8,
     WeightVersion,
-    merge_routes,
 )
 
 ENDS = {"stop": SampleStatus.completed, "length": SampleStatus.truncated, "abort": SampleStatus.aborted}
@@ -186,13 +184,13 @@ class Trajectory:
     def images(self, turn: int | None = -1) -> tuple[Image, ...]:
         """Images of the prompt and of the turns up to and with a turn, see `token_ids`."""
         path = list(self._path(len(self.turns) - 1 if turn == -1 else turn))
-        return (*self._prompt_of(path).images, *(image for number in path for image in self.turns[number].images))
+        return _path_images(self._prompt_of(path), [self.turns[number] for number in path])
 
     def samples(self) -> list[Sample]:
         """One sample for each leaf, in the order of the leaves.
 
-        A trajectory without turns yields one sample with an empty response. A path of one turn has the logprobs of that
-        turn, without a copy: no other path has them.
+        A trajectory without turns yields one sample with an empty response. A path of one turn has the tokens and
+        logprobs of that turn, read-only and without a copy.
         """
         parents = {turn.parent for turn in self.turns}
         leaves = [number for number in range(len(self.turns)) if number not in parents]
@@ -235,16 +233,16 @@ class Trajectory:
             prompt=prompt,
             seed=self.seed,
             path=path,
-            tokens=np.concatenate([_prompt_column(prompt.token_ids), *(turn.token_ids for turn in turns)]),
+            response_tokens=_path_column([turn.token_ids for turn in turns], np.int32),
             loss_mask=_concatenate(mask, np.uint8),
-            rollout_logprobs=_concatenate([turn.logprobs for turn in turns], np.float32),
+            rollout_logprobs=_path_column([turn.logprobs for turn in turns], np.float32),
             weight_versions=_path_versions(turns),
             response="".join(turn.text for turn in turns),
             status=self.status,
             failure=self.failure,
             reward=self.reward,
             metadata=self.metadata | _last_answer(turns),
-            images=self.images(leaf),
+            images=_path_images(prompt, turns),
             turns=tuple(
                 SampleTurn(
                     number=number,
@@ -259,7 +257,7 @@ class Trajectory:
         )
         routed = [turn.routes for turn in turns if turn.routes is not None]
         if routed:
-            sample.routes = merge_routes(routed[-1], None, num_tokens=len(sample.tokens))
+            sample.routes = merge_routes(routed[-1], None, num_tokens=sample.num_tokens)
         return sample
 
     def _path(self, leaf: int | None) -> Iterator[int]:
@@ -290,10 +288,8 @@ class Trajectory:
         self.turns[number].routes = merge_routes(known, routes, num_tokens=num_tokens)
 
 
-@lru_cache(maxsize=64)
-def _prompt_column(token_ids: tuple[int, ...]) -> Int32:
-    """Token ids of a prompt as an array, which the samples of a group copy. [P]"""
-    return np.asarray(token_ids, np.int32)
+def _path_images(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Image, ...]:
+    return (*prompt.images, *(image for turn in turns for image in turn.images))
 
 
 def _path_versions(turns: Sequence[Turn]) -> Int32:
@@ -306,6 +302,15 @@ def _path_versions(turns: Sequence[Turn]) -> Int32:
     column: Int32 = np.ndarray((number,), np.int32, np.array(versions.pop(), np.int32), strides=(0,))
     column.flags.writeable = False
     return column
+
+
+def _path_column(columns: "Sequence[Int32 | Float32]", dtype: Any) -> Any:
+    """A column of a path. That of its only turn is shared, so that it is read-only. [R]"""
+    if len(columns) != 1:
+        return _concatenate(columns, dtype)
+    shared = columns[0].view()
+    shared.flags.writeable = False
+    return shared
 
 
 def _last_answer(turns: Sequence[Turn]) -> dict[str, str]:
@@ -357,7 +362,7 @@ def _keeps_messages(sample: Sample) -> bool:
 
 
 def _add_conversation(trajectory: Trajectory, sample: Sample) -> None:
-    ids, end = sample.tokens[sample.prompt_len :], 0
+    ids, end = sample.response_tokens, 0
     later = list(sample.images[len(sample.prompt.images) :])
     for number, known in enumerate(sample.turns):
         start, end = end, end + known.num_tokens
@@ -391,7 +396,7 @@ def _set_prompt(turn: Turn, trajectory: Trajectory, sample: Sample) -> None:
 def _add_path(trajectory: Trajectory, sample: Sample, *, keeps_empty: bool) -> None:
     # Starts of the runs: the first token, and each token whose mask differs from the one before.
     changes = np.flatnonzero(np.diff(sample.loss_mask)) + 1
-    ids = sample.tokens[sample.prompt_len :]
+    ids = sample.response_tokens
     parent: int | None = None
     # The text of a sample is not stored by turn, except for the last answer.
     ends_in_answer = len(changes) > 0 and bool(sample.loss_mask[-1]) and sample.response.endswith(sample.answer)

@@ -8,10 +8,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from rlscale.expert_routes import RouteIds, RouteShape, merge_routes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +29,6 @@ UInt8 = npt.NDArray[np.uint8]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
-RouteIds: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-"""Expert ids by token and layer, from 0; the largest value of the type marks an unknown one."""
 
 
 class SampleStatus(StrEnum):
@@ -104,24 +105,6 @@ class Prompt:
     def label_text(self) -> str | None:
         """The label as text: a string as it is, another value as JSON (`true`, `2.0`); None: there is none."""
         return self.label if isinstance(self.label, str | None) else json.dumps(self.label, ensure_ascii=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouteShape:
-    """Shape of the routes (expert ids per token and layer) of a mixture-of-experts model."""
-
-    num_layers: int  # all layers of the model; entries of layers without experts have no meaning
-    num_chosen: int  # experts per token in a layer (top k)
-    num_experts: int  # per layer
-
-    @property
-    def dtype(self) -> "np.dtype[np.unsignedinteger[Any]]":
-        """The smallest type that fits all expert ids and the mark of an unknown one."""
-        return np.dtype(np.uint8 if self.num_experts <= np.iinfo(np.uint8).max else np.uint16)
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self.num_layers * self.num_chosen * self.dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -252,8 +235,8 @@ class SampleTurn:
 class Sample:
     """A root-to-leaf path of a trajectory, as trained: a prompt and its response.
 
-    Invariant: `loss_mask`, `rollout_logprobs`, `weight_versions` are as long as the response, and `routes`, if not
-    None, as long as `tokens`; only `append` extends them.
+    Invariant: `response_tokens`, `loss_mask`, `rollout_logprobs`, `weight_versions` have equal length, and `routes`, if
+    not None, that of `tokens`; only `append` extends them.
 
     Example:
         sample = Sample(index=0, group_index=0, prompt=prompt, seed=42)
@@ -265,7 +248,7 @@ class Sample:
     prompt: Prompt
     seed: int
     path: int = 0  # number of this path among those of its trajectory
-    tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # prompt and response
+    response_tokens: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # [R]
     loss_mask: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))  # [R] 1: trainable
     rollout_logprobs: Float32 = field(default_factory=lambda: np.empty(0, np.float32))  # [R]
     weight_versions: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # [R]
@@ -280,8 +263,6 @@ class Sample:
     teacher: "TeacherScores | None" = None  # [R] by the server of `model.teacher_url`
 
     def __post_init__(self) -> None:
-        if not len(self.tokens):
-            self.tokens = np.asarray(self.prompt.token_ids, np.int32)
         self.images = self.images or self.prompt.images
 
     def __eq__(self, other: object) -> bool:
@@ -309,8 +290,20 @@ class Sample:
         return len(self.loss_mask)
 
     @property
+    def num_tokens(self) -> int:
+        """Length of prompt and response."""
+        return self.prompt_len + self.response_len
+
+    @property
+    def tokens(self) -> Int32:
+        """Prompt and response, joined by each call and read-only: a change would have no effect. [P + R]"""
+        joined = np.concatenate([np.asarray(self.prompt.token_ids, np.int32), self.response_tokens])
+        joined.flags.writeable = False
+        return joined
+
+    @property
     def response_ids(self) -> list[int]:
-        return self.tokens[self.prompt_len :].tolist()  # type: ignore[no-any-return]
+        return self.response_tokens.tolist()  # type: ignore[no-any-return]
 
     def append(
         self,
@@ -329,28 +322,12 @@ class Sample:
         """
         num = len(token_ids)
         assert num == len(logprobs) == len(weight_versions), "columns of a sample must have equal length"
-        self.tokens = np.concatenate([self.tokens, np.asarray(token_ids, np.int32)])
+        self.response_tokens = np.concatenate([self.response_tokens, np.asarray(token_ids, np.int32)])
         self.loss_mask = np.concatenate([self.loss_mask, np.full(num, trainable, np.uint8)])
         self.rollout_logprobs = np.concatenate([self.rollout_logprobs, np.asarray(logprobs, np.float32)])
         self.weight_versions = np.concatenate([self.weight_versions, np.asarray(weight_versions, np.int32)])
         if routes is not None or self.routes is not None:
-            self.routes = merge_routes(self.routes, routes, num_tokens=len(self.tokens))
-
-
-def merge_routes(known: RouteIds | None, new: RouteIds | None, *, num_tokens: int) -> RouteIds:
-    """Routes of `num_tokens` tokens: the known ones, else the new ones, else the mark of an unknown one."""
-    like = new if new is not None else known
-    assert like is not None, "at least one of known and new is given"
-    assert new is None or len(new) == num_tokens - 1, f"expected {num_tokens - 1} routes, got {len(new)}"
-    unknown = np.iinfo(like.dtype).max
-    merged = np.full((num_tokens, *like.shape[1:]), unknown, dtype=like.dtype)
-    # The last token has no route yet: the engine computes it only when it generates the next one.
-    if new is not None:
-        merged[:-1] = new
-    if known is not None:
-        is_known = (known != unknown).all(axis=(1, 2))
-        merged[: len(known)][is_known] = known[is_known]
-    return merged
+            self.routes = merge_routes(self.routes, routes, num_tokens=self.num_tokens)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -402,6 +379,8 @@ class TrainBatch:
     reward_weights: tuple[float, ...] = ()  # [K] in the sum over names; empty: 1 each
     teacher: "TeacherScores | None" = None  # [T] by teachers behind URLs
     images: "tuple[tuple[Image, ...], ...]" = ()  # [S] of each sample; empty: no sample has any
+    # `num_trainable`, once counted
+    _counts: list[Int64] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def num_samples(self) -> int:
@@ -411,6 +390,19 @@ class TrainBatch:
     def lengths(self) -> Int64:
         """Tokens of each sample, prompt included. [S]"""
         return np.diff(self.offsets)
+
+    @property
+    def num_trainable(self) -> Int64:
+        """Trainable tokens of each sample, counted by the first call, which makes the mask read-only. [S]
+
+        One pass over the mask: `np.add.reduceat` would first copy it to a wider type, and the indices of all trainable
+        tokens take 8 bytes each.
+        """
+        if not self._counts:
+            counts = [np.count_nonzero(self.loss_mask[start:end]) for start, end in pairwise(self.offsets.tolist())]
+            self._counts.append(np.asarray(counts, dtype=np.int64))
+            self.loss_mask.flags.writeable = False
+        return self._counts[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

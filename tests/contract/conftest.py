@@ -21,7 +21,7 @@ from rlscale.engines.fake import FakeServer
 from rlscale.engines.launch_sglang import SglangLaunch, SglangLora
 from rlscale.engines.ports import free_port
 from rlscale.engines.process import EngineProcess
-from rlscale.types import RouteShape
+from rlscale.expert_routes import RouteShape
 from rlscale.weights.receiver import EngineReceiver
 from tests.tiny_model import MAX_CONTEXT_LEN, VOCAB_SIZE, write_tiny_qwen3
 

@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import fake_routes
-from rlscale.types import EngineAddress, RouteShape, SamplingParams
+from rlscale.expert_routes import RouteShape
+from rlscale.types import EngineAddress, SamplingParams
 from tests.contract.conftest import Target, Wire, open_embedded, open_fake, open_sglang
 from tests.tiny_model import write_tiny, write_tiny_qwen3_moe
 

@@ -39,16 +39,20 @@ def test_turns_become_one_sample_whose_given_tokens_are_not_trained() -> None:
     assert trajectory.num_sampled == 3 and trajectory.versions == {2, 3}
 
 
-def test_a_sample_of_one_turn_has_its_logprobs_and_memory_of_its_own_for_the_rest() -> None:
+def test_a_sample_of_one_turn_shares_its_tokens_and_logprobs_and_none_of_them_can_be_changed() -> None:
     one, two = make_trajectory(), make_trajectory()
     for trajectory in (one, two):
         trajectory.add_generation(answer(3, 4))
     two.add_generation(answer(5))
-    assert one.samples()[0].rollout_logprobs is one.turns[0].logprobs
-    assert not np.shares_memory(two.samples()[0].rollout_logprobs, two.turns[0].logprobs)
-    (sample,) = one.samples()
-    sample.loss_mask[:], sample.tokens[:] = 0, 9  # as a hook may do
+    (sample,), turn = one.samples(), one.turns[0]
+    assert np.shares_memory(sample.rollout_logprobs, turn.logprobs)
+    assert np.shares_memory(sample.response_tokens, turn.token_ids)
+    for column in (sample.rollout_logprobs, sample.response_tokens, sample.tokens):
+        with pytest.raises(ValueError, match="read-only"):
+            column[:] = 9
+    sample.loss_mask[:] = 0  # as a hook may do
     assert one.samples()[0].loss_mask.tolist() == [1, 1] and one.token_ids() == [1, 2, 3, 4]
+    assert not np.shares_memory(two.samples()[0].rollout_logprobs, two.turns[0].logprobs)
 
 
 def test_the_answer_of_several_turns_is_the_last_one() -> None:

@@ -92,4 +92,4 @@ class Admitted:
         """Notes the longest path of a trajectory, unless an attempt ended early: later ones will be longer."""
         is_whole = failure is None or failure.cause.is_graded
         if is_whole and trajectory.status != SampleStatus.aborted:
-            self.num_tokens = max(len(sample.tokens) for sample in trajectory.samples())
+            self.num_tokens = max(sample.num_tokens for sample in trajectory.samples())

@@ -23,19 +23,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
+from rlscale.expert_routes import RouteIds
 from rlscale.images import Image, build_images
 from rlscale.teacher_scores import TeacherScores
-from rlscale.types import (
-    ConversationPart,
-    Failure,
-    FailureCause,
-    Group,
-    Prompt,
-    RouteIds,
-    Sample,
-    SampleStatus,
-    SampleTurn,
-)
+from rlscale.types import ConversationPart, Failure, FailureCause, Group, Prompt, Sample, SampleStatus, SampleTurn
 
 PENDING = "groups"
 GROUPS_FILE, COLUMNS_FILE = f"{PENDING}.json", f"{PENDING}.safetensors"
@@ -61,7 +52,7 @@ def save_groups(folder: Path, groups: Sequence[Group], *, name: str = PENDING) -
     # Sample i has tokens offsets[i] to offsets[i + 1] of every column.
     columns = {
         "offsets": np.cumsum([0, *(sample.response_len for sample in samples)], dtype=np.int64),
-        "response_ids": _concatenate([sample.response_ids for sample in samples], np.int32),
+        "response_ids": _concatenate([sample.response_tokens for sample in samples], np.int32),
         "loss_mask": _concatenate([sample.loss_mask for sample in samples], np.uint8),
         "rollout_logprobs": _concatenate([sample.rollout_logprobs for sample in samples], np.float32),
         "weight_versions": _concatenate([sample.weight_versions for sample in samples], np.int32),
@@ -204,7 +195,7 @@ def _build_group(entry: Mapping[str, Any], columns: Mapping[str, Array], spans: 
         )
         # Copies: views would keep the columns of all samples alive.
         values = {name: column[start:stop].copy() for name, column in columns.items() if name != "offsets"}
-        sample.tokens = np.concatenate([sample.tokens, values["response_ids"]])
+        sample.response_tokens = values["response_ids"]
         sample.loss_mask = values["loss_mask"]
         sample.rollout_logprobs = values["rollout_logprobs"]
         sample.weight_versions = values["weight_versions"]
@@ -218,8 +209,8 @@ def _assign_routes(samples: Sequence[Sample], routes: RouteIds, has_routes: Arra
     for sample, has_some in zip(samples, has_routes.tolist(), strict=True):
         if has_some:
             # A copy: a view would keep the memory of all samples alive.
-            sample.routes = routes[start : start + len(sample.tokens)].copy()
-            start += len(sample.tokens)
+            sample.routes = routes[start : start + sample.num_tokens].copy()
+            start += sample.num_tokens
     if start != len(routes):
         raise ValueError(f"routes must be of {start} tokens, got {len(routes)}")
 

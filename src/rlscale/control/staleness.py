@@ -6,7 +6,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from rlscale.data.batch import count_trainable
 from rlscale.errors import StalenessError
 from rlscale.types import Group, TrainBatch, WeightVersion
 
@@ -63,7 +62,7 @@ def check_staleness(batch: TrainBatch, groups: Sequence[Group], *, max_staleness
     """
     limits, num_tokens, total, oldest = (batch.version - max_staleness, batch.version), 0, 0, batch.version
     samples, ends = [sample for group in groups for sample in group.samples], batch.offsets[1:].tolist()
-    for sample, number, end in zip(samples, count_trainable(batch).tolist(), ends, strict=True):
+    for sample, number, end in zip(samples, batch.num_trainable.tolist(), ends, strict=True):
         if not number:
             continue
         versions = sample.weight_versions

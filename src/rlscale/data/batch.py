@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rlscale.data.column_buffers import ColumnBuffers
+from rlscale.expert_routes import RouteIds
 from rlscale.images import Image
 from rlscale.teacher_scores import TeacherScores
 from rlscale.types import (
@@ -16,8 +16,6 @@ from rlscale.types import (
     Float32,
     Group,
     Int32,
-    Int64,
-    RouteIds,
     Sample,
     SampleStatus,
     TrainBatch,
@@ -48,15 +46,14 @@ def build_batch(
     """
     samples = [sample for group in groups for sample in group.samples]
     assert samples, "a batch needs at least one sample"
-    for sample in samples:
-        _check(sample)
-    lengths = [len(sample.tokens) for sample in samples]
-    offsets = np.cumsum([0, *lengths], dtype=np.int64)
+    response_lens = [_checked_length(sample) for sample in samples]
     prompt_lens = np.asarray([sample.prompt_len for sample in samples], dtype=np.int32)
+    offsets = np.zeros(len(samples) + 1, dtype=np.int64)
+    np.cumsum(prompt_lens + response_lens, out=offsets[1:])
     take = (buffers or ColumnBuffers()).take
     num_tokens = int(offsets[-1])
     tokens: Int32 = take("tokens", num_tokens, np.int32)
-    np.concatenate([sample.tokens for sample in samples], out=tokens)
+    np.concatenate(_token_parts(samples), out=tokens)
     # One pass over the columns: each value is copied once, from its sample to its place.
     mask: UInt8 = take("loss_mask", num_tokens, np.uint8)
     logprobs: Float32 = take("rollout_logprobs", num_tokens, np.float32)
@@ -86,24 +83,24 @@ def build_batch(
     )
 
 
-def count_trainable(batch: TrainBatch) -> Int64:
-    """Trainable tokens of each sample. [S]
-
-    One pass over the mask: `np.add.reduceat` would first copy it to a wider type, and the indices of all trainable
-    tokens take 8 bytes each.
-    """
-    counts = [np.count_nonzero(batch.loss_mask[start:end]) for start, end in pairwise(batch.offsets.tolist())]
-    return np.asarray(counts, dtype=np.int64)
+def _token_parts(samples: Sequence[Sample]) -> list[Int32]:
+    """Prompt and response of each sample, one after the other."""
+    # The samples of a group have one prompt, whose tokens are Python numbers.
+    prompts = {id(sample.prompt): sample.prompt for sample in samples}
+    columns = {key: np.asarray(prompt.token_ids, np.int32) for key, prompt in prompts.items()}
+    return [part for sample in samples for part in (columns[id(sample.prompt)], sample.response_tokens)]
 
 
-def _check(sample: Sample) -> None:
+def _checked_length(sample: Sample) -> int:
+    """Length of the response, which can be trained on."""
     assert sample.status in _TRAINABLE, f"sample {sample.index} is {sample.status} and cannot be trained on"
-    length = len(sample.tokens) - sample.prompt_len
-    same = length == sample.response_len == len(sample.rollout_logprobs) == len(sample.weight_versions)
+    length = len(sample.response_tokens)
+    same = length == len(sample.loss_mask) == len(sample.rollout_logprobs) == len(sample.weight_versions)
     assert same, f"columns of sample {sample.index} differ in length"
-    assert sample.routes is None or len(sample.routes) == len(sample.tokens), (
+    assert sample.routes is None or len(sample.routes) == sample.num_tokens, (
         f"routes of sample {sample.index} differ in length"
     )
+    return length
 
 
 def _reward(sample: Sample) -> float:
@@ -163,10 +160,10 @@ def _routes(samples: Sequence[Sample]) -> RouteIds | None:
     like = next((sample.routes for sample in samples if sample.routes is not None), None)
     if like is None:
         return None
-    column = np.full((sum(len(s.tokens) for s in samples), *like.shape[1:]), np.iinfo(like.dtype).max, dtype=like.dtype)
+    column = np.full((sum(s.num_tokens for s in samples), *like.shape[1:]), np.iinfo(like.dtype).max, dtype=like.dtype)
     start = 0
     for sample in samples:
         if sample.routes is not None:
-            column[start : start + len(sample.tokens)] = sample.routes
-        start += len(sample.tokens)
+            column[start : start + sample.num_tokens] = sample.routes
+        start += sample.num_tokens
     return column

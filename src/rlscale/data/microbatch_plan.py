@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from rlscale.architectures.architecture import ForwardCost
 from rlscale.config import BatchConfig
-from rlscale.data.batch import count_trainable
 from rlscale.data.bin_packing import karmarkar_karp
 from rlscale.data.prefix_tree import PrefixTree, build_prefix_tree, mix_routes
 from rlscale.data.step_sizes import StepSizes
@@ -51,7 +50,7 @@ def plan_steps(
         shares_prefixes: the trainer computes a prefix once for all samples of a micro-batch.
     """
     lengths, steps = batch.lengths, []
-    trainable = count_trainable(batch)
+    trainable = batch.num_trainable
     for samples in _steps(batch.trajectory_ids, config.global_batch_size or batch.num_samples):
         assert cost is not None or not config.balance_data, "batch.balance_data needs the cost of the model"
         sizes = StepSizes(

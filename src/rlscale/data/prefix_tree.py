@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlscale.types import Int32, Int64, RouteIds
+from rlscale.expert_routes import RouteIds
+from rlscale.types import Int32, Int64
 
 MIN_SHARED_TOKENS = 64
 """Samples of different prompts share a prefix from this length on: a short one saves less than it costs."""

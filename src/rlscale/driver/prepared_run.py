@@ -19,6 +19,7 @@ from rlscale.driver.open_teachers import find_other_tokenizers
 from rlscale.driver.substitutes import Substitutes
 from rlscale.errors import ConfigError, DataError, Problem
 from rlscale.evaluation.load_sets import EvalSet, load_eval_sets
+from rlscale.expert_routes import RouteShape
 from rlscale.models.hf_models import load_hf_fields, load_tokenizer
 from rlscale.observe.evaluation_files import Measured
 from rlscale.plan.placement import Layout, build_layout, engine_layout
@@ -27,7 +28,7 @@ from rlscale.protocols import PromptSource, RolloutSource
 from rlscale.rewards import RunReward, find_row_types, needs_no_process, prepare_reward, wrap_reward
 from rlscale.rollout.replay import ReplayedRollouts
 from rlscale.rollout.sft import SftSource
-from rlscale.types import Prompt, RouteShape
+from rlscale.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

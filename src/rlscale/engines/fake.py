@@ -33,8 +33,8 @@ from rlscale.engines.server.generate_request import (
 from rlscale.engines.server.http_server import Server
 from rlscale.engines.server.stop_conditions import find_finish_reason
 from rlscale.engines.server.streaming import LatestAnswers
+from rlscale.expert_routes import RouteShape
 from rlscale.protocols import IncomingWeights, WeightReceiver
-from rlscale.types import RouteShape
 from rlscale.weight_types import POLICY_ADAPTER, AdapterUpdate, WeightBucket, WeightGroup
 
 T = TypeVar("T")

@@ -11,9 +11,10 @@ from dataclasses import replace
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.client.request_ids import RequestIds
 from rlscale.errors import EngineError
+from rlscale.expert_routes import merge_routes
 from rlscale.rollout.generate_session import without_late_abort
 from rlscale.rollout.timeline import clock_s
-from rlscale.types import EngineAddress, Generation, SamplingParams, merge_routes
+from rlscale.types import EngineAddress, Generation, SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rlscale.errors import DataError
+from rlscale.expert_routes import RouteIds
 from rlscale.images import Image, build_images
-from rlscale.types import RouteIds, Sample
+from rlscale.types import Sample
 
 
 def write_routes(path: Path, samples: Sequence[Sample]) -> None:

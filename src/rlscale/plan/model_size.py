@@ -101,5 +101,5 @@ def _role_architecture(path: str | None, policy: Architecture) -> Architecture:
 
 
 def route_bytes_per_token(a: Architecture) -> int:
-    """Bytes of the expert indices of one token. Same as `types.RouteShape`, whose module imports numpy."""
+    """Bytes of the expert indices of one token. Same as `expert_routes.RouteShape`, whose module imports numpy."""
     return a.num_layers * a.experts_per_token * (1 if a.num_experts <= 255 else 2)

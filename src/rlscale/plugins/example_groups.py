@@ -50,7 +50,7 @@ def example_batch(groups: list[Group]) -> TrainBatch:
         loss_mask=column("loss_mask", np.uint8),
         rollout_logprobs=column("rollout_logprobs", np.float32),
         weight_versions=column("weight_versions", np.int32, fill=-1),
-        offsets=np.cumsum([0, *(len(sample.tokens) for sample in samples)], dtype=np.int64),
+        offsets=np.cumsum([0, *(sample.num_tokens for sample in samples)], dtype=np.int64),
         prompt_lens=np.asarray([sample.prompt_len for sample in samples], np.int32),
         rewards=np.asarray([sample.reward for sample in samples], np.float32),
         group_ids=np.asarray([sample.group_index for sample in samples], np.int64),

@@ -17,7 +17,7 @@ from rlscale.engines.process_lifetime import die_with_parent
 from rlscale.engines.server.engine_service import build_app
 from rlscale.engines.server.generate_request import Limits
 from rlscale.engines.server.http_server import Server
-from rlscale.types import RouteShape
+from rlscale.expert_routes import RouteShape
 from rlscale.weights.receiver import EngineReceiver
 
 

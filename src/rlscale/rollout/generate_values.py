@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from rlscale.config import RunConfig
+from rlscale.expert_routes import RouteShape
 from rlscale.images import build_images
 from rlscale.plugins.args_view import Args
 from rlscale.plugins.user_hook import shown
 from rlscale.rollout.record_json import images_to_json, turn_from_json, turn_to_json
 from rlscale.trajectory import Trajectory, Turn
-from rlscale.types import Failure, FailureCause, Prompt, RouteShape, SampleStatus, SamplingParams, WeightVersion
+from rlscale.types import Failure, FailureCause, Prompt, SampleStatus, SamplingParams, WeightVersion
 
 ISOLATION = "sampling.generate_isolation"
 

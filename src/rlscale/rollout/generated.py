@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlscale.config import EvalConfig, RolloutConfig, RunConfig
+from rlscale.expert_routes import RouteShape
 from rlscale.protocols import CollectSettings, PromptSource
 from rlscale.rollout.draw_prompts import draw_prompts
 from rlscale.rollout.generate_session import SessionFactory
@@ -14,7 +15,7 @@ from rlscale.rollout.group_filters import TOO_FEW, GroupFilters
 from rlscale.rollout.group_generator import Generate, GroupGenerator, GroupSettings
 from rlscale.rollout.prompt_schedule import PromptSchedule
 from rlscale.rollout.teacher_grading import TeacherGrading
-from rlscale.types import Group, Prompt, RouteShape, SamplingParams, WeightVersion
+from rlscale.types import Group, Prompt, SamplingParams, WeightVersion
 
 
 class GeneratedRollouts:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rlscale.expert_routes import RouteShape
 from rlscale.images import Image, build_images
 from rlscale.trajectory import Trajectory, Turn, WeightSpan
-from rlscale.types import Failure, FailureCause, Generation, Prompt, RouteShape, SampleStatus, SamplingParams
+from rlscale.types import Failure, FailureCause, Generation, Prompt, SampleStatus, SamplingParams
 
 _TUPLES = ("stop", "stop_token_ids")
 

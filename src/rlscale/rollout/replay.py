@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from rlscale.errors import DataError
+from rlscale.expert_routes import RouteIds
 from rlscale.images import Image
 from rlscale.observe.dump_parts import read_images, read_routes
 from rlscale.observe.dumps import read_dump
 from rlscale.rollout.fixed_rollouts import FixedRollouts
-from rlscale.types import Failure, FailureCause, Group, Prompt, RouteIds, Sample, SampleStatus, WeightVersion
+from rlscale.types import Failure, FailureCause, Group, Prompt, Sample, SampleStatus, WeightVersion
 
 
 class ReplayedRollouts(FixedRollouts):
@@ -121,7 +122,7 @@ class ReplayedRollouts(FixedRollouts):
             reward=None if record["reward"] is None else float(record["reward"]),
             failure=_failure(record),
             metadata=dict(record["metadata"]),
-            tokens=np.asarray(tokens, np.int32),
+            response_tokens=np.asarray(tokens[num_prompt_tokens:], np.int32),
             loss_mask=np.asarray(mask, np.uint8),
             rollout_logprobs=np.asarray(record["rollout_logprobs"], np.float32),
             weight_versions=np.zeros(len(mask), np.int32),

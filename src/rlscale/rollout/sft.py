@@ -84,7 +84,7 @@ class SftSource(FixedRollouts):
                 its row.
         """
         group = labelled_group(index, prompt, self._tokenizer, version=oldest)
-        length = len(group.samples[0].tokens)
+        length = group.samples[0].num_tokens
         if self._positions is not None and length > self._positions:
             raise DataError(
                 f"prompt row {prompt.index + 1} must have at most {self._positions} tokens with its answer, the "

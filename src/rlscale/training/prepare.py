@@ -15,7 +15,6 @@ from torch import Tensor
 from rlscale.algo.ragged import TokenLayout
 from rlscale.config import AlgoConfig
 from rlscale.config.groups.algo import OpdKl
-from rlscale.data.batch import count_trainable
 from rlscale.training.loss.importance_weights import compute_engine_weights, normalizes_weights
 from rlscale.training.loss.rollout_advantages import RolloutInputs, compute_rollout_kl, estimate_advantages
 from rlscale.training.loss.user_postprocess import COLUMN_NAMES, postprocess_columns
@@ -91,7 +90,7 @@ def _rollout_inputs(
     """Inputs of the estimator, of the trainable tokens alone, and their rows in the columns. [R]"""
     batch = rollout.batch
     trainable = np.flatnonzero(batch.loss_mask)
-    samples = np.repeat(np.arange(batch.num_samples), count_trainable(batch))
+    samples = np.repeat(np.arange(batch.num_samples), batch.num_trainable)
     rows = torch.from_numpy(trainable)
     response_lens = _added_lens(batch, trainable=trainable, samples=samples)
     assert columns.rollout_logprobs is not None, "advantages are of rollouts of engines"

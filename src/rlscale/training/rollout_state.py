@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlscale.data.batch import count_trainable
 from rlscale.training.loss.logprob_collector import LogprobCollector
 from rlscale.training.loss.teacher_targets import TeacherTargets
 from rlscale.training.loss.token_loss import compute_step_denominators
@@ -118,7 +117,7 @@ class PackedRollout:
 
     def _num_trainable(self) -> Tensor:
         """Trainable tokens of each sample. [S]"""
-        return torch.from_numpy(count_trainable(self.batch))
+        return torch.from_numpy(self.batch.num_trainable)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rlscale.data.batch import build_batch, count_trainable
+from rlscale.data.batch import build_batch
 from rlscale.types import Group, Prompt, Sample, SampleStatus
 
 
@@ -26,7 +28,11 @@ def test_columns() -> None:
     assert batch.rollout_logprobs.tolist() == [0, -0.5, 0, -0.5, -0.5, 0, 0, 0]
     assert batch.weight_versions.tolist() == [-1, 3, -1, 3, 3, 3, -1, -1]
     assert batch.offsets.tolist() == [0, 2, 6, 8]
-    assert count_trainable(batch).tolist() == [1, 2, 0]
+    assert batch.num_trainable.tolist() == [1, 2, 0]
+    with pytest.raises(ValueError, match="read-only"):  # the counts would be those of the mask before
+        batch.loss_mask[:] = 0
+    changed = replace(batch, loss_mask=np.ones_like(batch.loss_mask))
+    assert changed.num_trainable.tolist() == np.diff(batch.offsets).tolist()
     assert batch.prompt_lens.tolist() == [1, 1, 2]
     assert batch.rewards.tolist() == [1.0, 0.25, 1.0]
     assert batch.group_ids.tolist() == [10, 10, 11]

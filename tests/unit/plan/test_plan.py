@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from rlscale.architectures.architecture import Architecture
 from rlscale.config import RunConfig, load_config_with_notes
+from rlscale.expert_routes import RouteShape
 from rlscale.models.quantized_weights import quantize_weights
 from rlscale.plan import HARDWARE, Plan, find_hardware, make_plan
 from rlscale.plan.activations import AttentionKernel, MicrobatchSpec, layer_saved_bytes
@@ -19,7 +20,6 @@ from rlscale.plan.fsdp_memory import TrainerWork, trainer_memory
 from rlscale.plan.model_size import route_bytes_per_token
 from rlscale.plan.placement import Layout, place_actors
 from rlscale.plan.tables import placement_rows
-from rlscale.types import RouteShape
 from tests.tiny_model import write_tiny
 
 H100 = HARDWARE["h100"]

@@ -6,7 +6,8 @@ from typing import Any
 
 from rlscale.engines.client.routed_experts import decode_routes
 from rlscale.errors import EngineError
-from rlscale.types import Generation, RouteIds, SamplingParams, WeightVersion
+from rlscale.expert_routes import RouteIds
+from rlscale.types import Generation, SamplingParams, WeightVersion
 
 INITIAL_VERSION_NAME = "default"  # SGLang's version name for the weights that it loads at start
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlscale.types import RouteIds, RouteShape
+from rlscale.expert_routes import RouteIds, RouteShape
 
 
 def encode_routes(routes: npt.NDArray[Any]) -> str:

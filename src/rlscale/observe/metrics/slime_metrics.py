@@ -28,7 +28,7 @@ def slime_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         **_statistics("rollout/response_len", [float(sample.loss_mask.sum()) for sample in samples]),
         "rollout/response_lengths": fmean(sample.response_len for sample in samples),
-        "rollout/total_lengths": fmean(len(sample.tokens) for sample in samples),
+        "rollout/total_lengths": fmean(sample.num_tokens for sample in samples),
         "rollout/truncated": fmean(is_truncated),
         "rollout/truncated_ratio": fmean(is_truncated),
         "rollout/repetition_frac": fmean(float(has_repetition(sample.response)) for sample in samples),

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from rlscale.config import AlgoConfig
 from rlscale.errors import DataError
+from rlscale.expert_routes import RouteIds
 from rlscale.training.packing.token_rows import TokenRows
 from rlscale.training.rollout_state import PackedRollout
-from rlscale.types import Int64, RouteIds
+from rlscale.types import Int64
 
 
 class RouterHook:

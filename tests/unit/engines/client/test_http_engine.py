@@ -14,7 +14,8 @@ from rlscale.engines.client import http_connection
 from rlscale.engines.client.http_engine import HttpEngine
 from rlscale.engines.fake import FakeServer, fake_routes, fake_token
 from rlscale.errors import EngineError
-from rlscale.types import EngineAddress, RouteShape, SamplingParams
+from rlscale.expert_routes import RouteShape
+from rlscale.types import EngineAddress, SamplingParams
 
 PROMPT = [5, 9, 33]
 PARAMS = SamplingParams(max_new_tokens=6, ignore_eos=True, sampling_seed=3)

@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM
 
 from rlscale.config import QkvFormat
 from rlscale.errors import ConfigError, DataError, Problem
+from rlscale.expert_routes import RouteIds
 from rlscale.training.fsdp.backend import FsdpBackend
 from rlscale.training.fsdp.routing_replay import FsdpRouterHook
 from rlscale.training.fsdp.step import score_logprobs
 from rlscale.training.modules.expert_routing import RouterHook, RoutingReplay
 from rlscale.training.packing.token_rows import TokenRows
 from rlscale.training.rollout_state import PackedRollout
-from rlscale.types import RouteIds, TrainBatch
+from rlscale.types import TrainBatch
 from tests.unit.training.rollouts import (
     RAGGED,
     make_batch,
