@@ -38,7 +38,7 @@ KEPT = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sglang_skips_the_layers_that_keep_their_dtype() -> None:
     command = [str(find_python(None)), "-c", CODE, json.dumps(quantization_config("fp8")), *QUANTIZED, *KEPT]
     done = subprocess.run(command, env=foreign_environment(os.environ), capture_output=True, text=True, check=False)

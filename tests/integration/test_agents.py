@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from rlscale.agents.environment_log import read_episodes
 from tests.integration.conftest import Command
 
@@ -38,6 +40,7 @@ class Game:
 AGENT = ("model=tiny_qwen3_agent", "data.num_rollout=2", "eval.interval=null", "rollout.max_response_len=80")
 
 
+@pytest.mark.nightly
 def test_a_run_in_an_environment_that_crashes(command: Command) -> None:
     (command.folder / "my_game.py").write_text(GAME)
     done = command.run(

@@ -48,6 +48,7 @@ def test_an_engine_whose_second_process_dies_is_restarted_with_all_its_processes
     assert last == [last[0]] * 4 and last[0]["checksums"]
 
 
+@pytest.mark.nightly
 def test_separate_engines_release_their_memory_while_the_trainer_works(command: Command, python: str) -> None:
     keys = ("rollout=sglang", "cluster.offload_rollout=true", "eval.interval=null")
     done = command.run(*keys, python)

@@ -43,6 +43,7 @@ def serve(model: str, log: Path) -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.nightly
 def test_a_run_uses_external_servers_and_leaves_them_alive(
     command: Command,
     plain: Command,

@@ -167,6 +167,7 @@ def test_a_run_that_starts_later_trains_the_remaining_rollouts(whole: Command, c
     assert rows == [sample["prompt_index"] for sample in expected]
 
 
+@pytest.mark.nightly
 def test_ci_checks_pass_and_the_run_fails_for_its_metric(command: Command) -> None:
     overrides = ("ci.enabled=true", "algo.use_kl_loss=true", "algo.kl_loss_coef=0.1")
     done = command.run(*overrides, "ci.metric_checker_key=reward/mean", "ci.metric_checker_threshold=2")

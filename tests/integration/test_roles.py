@@ -44,6 +44,7 @@ def check_batches(folder: Path, *, num_rollouts: int) -> None:
         np.testing.assert_array_equal(batch["trainer_logprobs"][trained], batch["old_logprobs"][trained])
 
 
+@pytest.mark.nightly
 def test_policy_critic_reference_and_engine_share_one_gpu(cache: Path, tmp_path: Path, shared_ray: str) -> None:
     shared = Command(folder=tmp_path, cache=cache, ray=shared_ray)
     done = shared.run(*PPO, 'debug.save_train_data="batches/{rollout_id}.safetensors"')

@@ -109,6 +109,7 @@ def test_a_sweep_over_weight_channels_runs_job_after_job_and_changes_no_loss(com
     assert command.left_over() == {}
 
 
+@pytest.mark.nightly
 def test_weights_are_synced_every_n_rollouts_and_at_the_end(command: Command) -> None:
     rare = ("train.update_weights_interval=2", "rollout.max_staleness=1", "eval.prompt_data=null", "eval.interval=null")
     done = command.run(*rare)
@@ -118,6 +119,7 @@ def test_weights_are_synced_every_n_rollouts_and_at_the_end(command: Command) ->
     assert max(m["staleness/max"] for m in steps) <= 1
 
 
+@pytest.mark.nightly
 def test_sft_without_evaluation_starts_no_engine(command: Command) -> None:
     done = command.run("algo=sft", "eval.prompt_data=null", "eval.interval=null", "batch.n_samples_per_prompt=1")
     assert done.code == 0, done.err

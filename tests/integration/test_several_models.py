@@ -39,6 +39,7 @@ sglang:
 """
 
 
+@pytest.mark.nightly
 def test_only_the_policy_gets_weights_and_user_code_asks_the_others(command: Command, tmp_path: Path) -> None:
     (command.folder / "my_reward.py").write_text(REWARD)
     (command.folder / "my_generate.py").write_text(GENERATE)

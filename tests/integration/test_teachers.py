@@ -24,6 +24,7 @@ def write_teacher(student: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_student_learns_from_a_served_teacher(command: Command, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLSCALE_CACHE", str(cache))
     student = resolve_model(load_config(list(SMALL)).model)

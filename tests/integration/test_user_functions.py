@@ -111,6 +111,7 @@ def test_functions_in_slimes_form_have_an_effect_in_a_run(command: Command) -> N
     assert evaluated and not any(name.startswith("eval/arithmetic") for m in evaluated for name in m)
 
 
+@pytest.mark.nightly
 def test_a_rollout_function_replaces_the_loop_and_the_evaluation_of_a_run(command: Command) -> None:
     (command.folder / "my_plugins.py").write_text(PLUGINS)
     done = command.run(REWARDED, "data.num_rollout=2", "rollout.function_path=my_plugins:rollout")

@@ -57,6 +57,7 @@ def _outcome(folder: Path, *args: str, **env: str) -> str:
     return done.stdout.splitlines()[-1].strip("= ").partition(" in ")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("args", [(), ("-n", "2")], ids=["alone", "workers"])
 def test_what_passed_does_not_run_again_until_something_changes(checkout: Path, args: tuple[str, ...]) -> None:
     # A test whose end fails has not passed.

@@ -8,7 +8,7 @@ import pytest
 from tests.ranks.training.launch import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_data_path_is_measured() -> None:
     sizes = ["--samples", "16", "--tokens", "64", "--list-samples", "8", "--rounds", "2", "--dry"]
     command = [sys.executable, "benchmarks/data_path.py", *sizes]

@@ -25,7 +25,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_there_and_back_again(tmp_path: Path) -> None:
     source = Path(tiny_model(tmp_path / "models", tied=False))
     there, back = tmp_path / "there", tmp_path / "back"
@@ -82,7 +82,10 @@ def test_a_model_that_megatron_core_lacks_is_reported(tmp_path: Path) -> None:
     assert "must have hidden_act=silu in its config.json with Megatron-core, got gelu" in done.stderr
 
 
-@pytest.fixture(scope="module", params=["one process, bfloat16", "two processes, float32"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("one process, bfloat16", marks=pytest.mark.nightly), "two processes, float32"],
+)
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """Whether each family came back by each way, with the same sizes on no two ways between two processes."""
     models, folder = tmp_path_factory.mktemp("families"), tmp_path_factory.mktemp("converted")

@@ -15,7 +15,7 @@ def test_every_option_wins_over_every_experiment(experiment: str) -> None:
         assert_wins(chosen, f"experiment={experiment}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("overlay", GROUPS["on"])
 def test_every_option_wins_over_every_overlay(overlay: str) -> None:
     for chosen in selections():

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,18 @@ def test_every_option_wins_over_some_experiment_and_overlay(index: int) -> None:
     assert_wins(selections()[index], f"experiment={experiment}", f"on={overlay}")
 
 
+IN_CI = set(zip(EXPERIMENTS, cycle(GROUPS["on"]), strict=False))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-@pytest.mark.parametrize("overlay", GROUPS["on"])
+@pytest.mark.parametrize(
+    ("experiment", "overlay"),
+    # In CI every experiment with one overlay.
+    [
+        pytest.param(*pair, marks=() if pair in IN_CI else pytest.mark.nightly)
+        for pair in product(EXPERIMENTS, GROUPS["on"])
+    ],
+)
 def test_a_typed_value_wins_over_experiment_and_overlay(experiment: str, overlay: str) -> None:
     typed = sorted({*body("experiment", experiment), *body("on", overlay)})
     line = parse_command_line([f"experiment={experiment}", f"on={overlay}"], GROUPS)

@@ -1,6 +1,7 @@
 """Translations of whole inputs: every argument has one place, and the experiment says what the input says."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def kinds(found: Migration, kind: Kind) -> set[str]:
 def test_every_argument_has_one_place(path: Path) -> None:
     found = rlscale.migrate(path)
     set_by_yaml = values(found)
-    lines = found.report().splitlines()
+    lines = Counter(found.report().splitlines())
+    place_lines = Counter(f"  {place.line(found.root)}" for place in found.places.values())
     assert len(found.places) == len(found.arguments) > 0
     for argument in found.arguments:
         place = found.places[argument.index]
@@ -50,8 +52,7 @@ def test_every_argument_has_one_place(path: Path) -> None:
         if place.kind is not Kind.renamed:
             # An argument that is given twice in the same way on one line has two equal lines.
             line = f"  {place.line(found.root)}"
-            same = [each for each in found.places.values() if f"  {each.line(found.root)}" == line]
-            assert lines.count(line) == len(same), f"{argument.text} must have a line in the report"
+            assert lines[line] == place_lines[line], f"{argument.text} must have a line in the report"
         else:
             assert f"  {place.line(found.root)}" not in lines
 

@@ -72,7 +72,7 @@ def test_one_typed_group(app: Path) -> None:
     "experiment",
     [
         *QUICK,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in RUNNABLE if name not in QUICK),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in RUNNABLE if name not in QUICK),
     ],
 )
 @pytest.mark.slow

@@ -42,8 +42,17 @@ def resolved_again(minimal: Minimal, folder: Path) -> RunConfig:
     return load("experiment=minimal", config_dir=folder)
 
 
+QUICK = ("quickstart", "qwen3_30b_a3b_gspo", "geo3k_vlm", "glm45_355b_a32b")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ConfigFolders.find().groups()["experiment"])
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.nightly)
+        for name in ConfigFolders.find().groups()["experiment"]
+    ],
+)
 def test_every_experiment_is_restored(experiment: str, tmp_path: Path) -> None:
     try:
         config = load(f"experiment={experiment}")
