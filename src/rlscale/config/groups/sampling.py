@@ -34,8 +34,8 @@ class SamplingConfig(ConfigGroup):
     # Number of groups in flight.
     over_sampling_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Number of prompts to submit at the beginning of a rollout, and whenever fewer groups are in flight than the
-    rollout still needs; at least `batch.rollout_batch_size`. Groups beyond the size of the rollout stay in the buffer
-    for the next one. None: `batch.rollout_batch_size`.
+    rollout still needs; at least `batch.rollout_batch_size`, and more only up to 1,000,000 trajectories. Groups beyond
+    the size of the rollout stay in the buffer for the next one. None: `batch.rollout_batch_size`.
     """
 
     schedule: ScheduleName = ScheduleName.plain

@@ -18,6 +18,7 @@ from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 MAX_STOP_STRINGS = 32  # SGLang's limit
+MAX_TRAJECTORIES = 1_000_000  # of a rollout, the largest that `benchmarks/controller_scale.py` measures
 ACCURACY_BAND = "rlscale.rollout.group_filters:accuracy_band"
 
 
@@ -104,6 +105,18 @@ def over_sampling_covers_a_rollout(config: RunConfig) -> list[Problem]:
     if number is None or number >= least:
         return []
     rule, fix = f"be at least batch.rollout_batch_size={least}", f"set it to {least} or more, or remove it"
+    return [Problem(path="sampling.over_sampling_batch_size", rule=rule, value=show(number), fix=fix)]
+
+
+@rule
+def over_sampling_is_within_the_measured_size(config: RunConfig) -> list[Problem]:
+    """The loop holds every trajectory in flight; without a limit an exponent too many fills the memory."""
+    number, size = config.sampling.over_sampling_batch_size, config.batch.n_samples_per_prompt
+    most = max(config.batch.rollout_batch_size, MAX_TRAJECTORIES // size)
+    if number is None or number <= most:
+        return []
+    rule = f"be at most {most} with batch.n_samples_per_prompt={size}, for {MAX_TRAJECTORIES:,} trajectories in flight"
+    fix = f"set it to a few times batch.rollout_batch_size={config.batch.rollout_batch_size}, or remove it"
     return [Problem(path="sampling.over_sampling_batch_size", rule=rule, value=show(number), fix=fix)]
 
 

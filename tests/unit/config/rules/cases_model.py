@@ -354,6 +354,13 @@ CASES: list[tuple[str, Values, str, Values]] = [
         {"sampling.over_sampling_batch_size": 16},
     ),
     (
+        "over_sampling_is_within_the_measured_size",
+        {"sampling.over_sampling_batch_size": 62_501},
+        "sampling.over_sampling_batch_size must be at most 62500 with batch.n_samples_per_prompt=16, for 1,000,000 "
+        "trajectories in flight, got 62501; set it to a few times batch.rollout_batch_size=16, or remove it",
+        {"sampling.over_sampling_batch_size": 62_500},
+    ),
+    (
         "off_policy_mask_needs_partial_rollout",
         {"sampling.mask_offpolicy_in_partial_rollout": True},
         "sampling.mask_offpolicy_in_partial_rollout must be false without sampling.partial_rollout, got true",
