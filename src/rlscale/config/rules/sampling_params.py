@@ -72,13 +72,21 @@ def min_new_tokens_fits(config: RunConfig) -> list[Problem]:
 @rule
 def embedded_engine_supports_the_sampling_params(config: RunConfig) -> list[Problem]:
     """The embedded engine has no grammars, no biases and no regular expressions that end a response."""
-    if config.rollout.engine != EngineKind.embedded or uses_external_engines(config) or not uses_engines(config):
+    given = {name: value for name, value in config.rollout.sampling_params.items() if value is not None}
+    if (
+        not given
+        or config.rollout.engine != EngineKind.embedded
+        or uses_external_engines(config)
+        or not uses_engines(config)
+    ):
         return []
     rule, fix = "not be set with rollout.engine=embedded", f"choose rollout=sglang; it supports {', '.join(EMBEDDED)}"
+    # Another engine would not help a misspelled name, which has an error of its own.
+    known = load_parameters(config.sglang.python).types
     return [
         Problem(path=f"{KEY}.{name}", rule=rule, value=show(value), fix=fix)
-        for name, value in config.rollout.sampling_params.items()
-        if name not in EMBEDDED and name not in RESERVED and value is not None
+        for name, value in given.items()
+        if name in known and name not in EMBEDDED and name not in RESERVED
     ]
 
 

@@ -67,6 +67,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         given(regex="a+"),
         "choose rollout=sglang; it supports frequency_penalty, ignore_eos, min_new_tokens, no_stop_trim, ",
         given(
+            repetition_penaltie=1.1,  # an error of `sampling_params_are_known` alone
             frequency_penalty=0.1,
             ignore_eos=True,
             min_new_tokens=1,
