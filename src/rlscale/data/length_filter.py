@@ -55,6 +55,8 @@ def num_characters(prompt: str | Sequence[Mapping[str, Any]]) -> int:
 
 
 def all_too_long(limit: Limit, number: int) -> str:
-    """Why none of `number` rows can be used: each exceeds `limit`."""
+    """Why none of `number` rows can be used, and what to do: each exceeds `limit`."""
     rows = "its only row is" if number == 1 else f"all {number} rows are"
-    return f"{rows} longer than {limit.name} ({count_noun(limit.tokens, 'token')})"
+    key = limit.name.split()[0]
+    fix = f"use shorter {limit.what}, or increase {key}" if key.startswith("rollout.") else f"use shorter {limit.what}"
+    return f"{rows} longer than {limit.name} ({count_noun(limit.tokens, 'token')}); {fix}"

@@ -79,7 +79,11 @@ def test_rows_are_dropped_when_they_are_drawn(
 
 def test_an_epoch_without_a_usable_row_ends(write_jsonl: Write, tokenizer: PreTrainedTokenizerBase) -> None:
     path = write_jsonl(*[{"input": "12345"}] * 5)
-    with pytest.raises(DataError, match=r"got none; all 5 rows are longer than rollout.max_prompt_len \(3 tokens\)"):
+    with pytest.raises(
+        DataError,
+        match=r"got none; all 5 rows are longer than rollout.max_prompt_len \(3 tokens\); use "
+        "shorter prompts, or increase rollout.max_prompt_len",
+    ):
         source(path, tokenizer, rollout={"max_prompt_len": 3}).take(1)
 
 
