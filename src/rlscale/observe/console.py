@@ -107,7 +107,8 @@ class PlainConsole(Console):
             self._write(f"[{self._title}] {step + 1}/{self._total}  {step_line(metrics)}")
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
-        self._write(f"[{self._title}] {step}/{self._total}  held-out {_number(metrics, 'eval/reward_mean', '.3f')}")
+        held_out = f"held-out {_number(metrics, 'eval/reward_mean', '.3f')}{_measured_weights(metrics)}"
+        self._write(f"[{self._title}] {step}/{self._total}  {held_out}")
 
     def message(self, text: str) -> None:
         self._write(f"[{self._title}] {text}")
@@ -160,11 +161,22 @@ _LINE = (
 )
 
 
+_VERSIONS = ("/version_min", "/version_max")
+
+
 def step_line(metrics: Metrics) -> str:
     """Main metrics of a step on one line. Skips metrics that the step does not have."""
     parts = [f"{label} {_number(metrics, name, form)}" for label, name, form in _LINE if name in metrics]
     line = "  ".join(parts) + ("s" if "time/step_s" in metrics else "")
     return f"{line}  {_number(metrics, 'throughput/tokens_per_s', ',.0f')} tok/s"
+
+
+def _measured_weights(metrics: Metrics) -> str:
+    """The versions of an evaluation that ran while weights were updated: others than its step suggests."""
+    found = [value for name, value in metrics.items() if name.startswith("eval/") and name.endswith(_VERSIONS)]
+    if not found or min(found) == max(found) == metrics.get("eval/weight_version"):
+        return ""
+    return f" (by weights {min(found):.0f} to {max(found):.0f})"
 
 
 def _number(metrics: Metrics, name: str, form: str) -> str:

@@ -146,6 +146,24 @@ def test_plain_output_reports_events_in_order() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("versions", "line"),
+    [((1, 6), "0.250 (by weights 1 to 6)"), ((6, 6), "0.250 (by weights 6 to 6)"), ((0, 0), "0.250")],
+)
+def test_an_evaluation_by_other_weights_says_so(versions: tuple[int, int], line: str) -> None:
+    stream = io.StringIO()
+    low, high = versions
+    metrics = {
+        "eval/reward_mean": 0.25,
+        "eval/weight_version": 0.0,
+        "eval/a/version_min": low,
+        "eval/a/version_max": high,
+    }
+    with open_console("plain", title="run", total=2, stream=stream) as console:
+        console.evaluated(0, metrics)
+    assert stream.getvalue() == f"[run] 0/2  held-out {line}\n"
+
+
 def test_the_silent_console_logs_warnings(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), open_console("none", title="t", total=1) as console:
         console.phase("start")
