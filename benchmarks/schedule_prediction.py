@@ -126,7 +126,7 @@ def measure(case: Case, folder: Path, *, num_rounds: int, num_rollouts: int) -> 
         for _ in range(num_rounds):
             loads.append(os.getloadavg()[0])
             rounds.append(asyncio.run(run_round(server, configs, prompts, num_rollouts)))
-    return compare(case, rounds, costs, step_s) | {"loads": loads}
+    return compare(case, rounds, costs, step_s) | {"loads": loads, "machine": machine()}
 
 
 def compare(case: Case, rounds: list[Rounds], costs: EngineCosts, step_s: float) -> Result:
@@ -179,7 +179,7 @@ def table(result: Result) -> str:
         f"{case.num_slots} slots, 2 requests per slot in {case.num_groups} groups of {case.group_size}, staleness 0; "
         f"lengths with median {case.median}, sigma {case.sigma}, at most {LONGEST}; "
         f"{result['rounds']} rounds of {result['rollouts']} rollouts. "
-        f"{sentence(result['loads'])} "
+        f"{sentence(result['loads'], result['machine'])} "
         f"Measured costs, in decoding steps of {1e3 * result['step_s']:.2f} ms: a step of a single request "
         f"{costs['step_of_one']:.2f}, a request {costs['request']:.2f}, an abort {costs['abort']:.2f}, "
         f"prefill {costs['prefill']:.2f}, of a token {costs['prefill_token']:.4f}.",
@@ -269,6 +269,15 @@ def page(results: dict[str, Result], simulated: list[Result]) -> str:
     )
 
 
+def read(file: Path) -> dict[str, Result]:
+    """The results of a file by case, each with the machine and the date of its own measurement."""
+    if not file.exists():
+        return {}
+    stored = json.loads(file.read_text())
+    # Older files have one machine for all cases.
+    return {name: {"machine": stored["machine"]} | result for name, result in stored["cases"].items()}
+
+
 def write(file: Path, results: dict[str, Result], simulated: list[Result]) -> None:
     file.write_text(json.dumps({"machine": machine(), "cases": results, "simulated": simulated}, indent=2) + "\n")
     if results:
@@ -282,7 +291,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=6)
     options = parser.parse_args()
     file = RESULTS / "schedule_prediction.json"
-    results: dict[str, Result] = json.loads(file.read_text())["cases"] if file.exists() else {}
+    results = read(file)
     simulated = simulate_long_tails()
     write(file, results, simulated)
     with tempfile.TemporaryDirectory() as name:
