@@ -176,7 +176,8 @@ def _measured_weights(metrics: Metrics) -> str:
     found = [value for name, value in metrics.items() if name.startswith("eval/") and name.endswith(_VERSIONS)]
     if not found or min(found) == max(found) == metrics.get("eval/weight_version"):
         return ""
-    return f" (by weights {min(found):.0f} to {max(found):.0f})"
+    low, high = min(found), max(found)
+    return f" (by weights {low:.0f})" if low == high else f" (by weights {low:.0f} to {high:.0f})"
 
 
 def _number(metrics: Metrics, name: str, form: str) -> str:

@@ -148,7 +148,7 @@ def test_plain_output_reports_events_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("versions", "line"),
-    [((1, 6), "0.250 (by weights 1 to 6)"), ((6, 6), "0.250 (by weights 6 to 6)"), ((0, 0), "0.250")],
+    [((1, 6), "0.250 (by weights 1 to 6)"), ((6, 6), "0.250 (by weights 6)"), ((0, 0), "0.250")],
 )
 def test_an_evaluation_by_other_weights_says_so(versions: tuple[int, int], line: str) -> None:
     stream = io.StringIO()
