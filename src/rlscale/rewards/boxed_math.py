@@ -32,13 +32,14 @@ def math_reward(sample: Sample) -> float:
     from math_verify import verify  # type: ignore[import-untyped]
 
     label = required_label(sample)
-    answer = last_boxed(sample.answer)
-    if answer is None:
-        return 0.0
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limit is off
+    # Before the answer: with a wrong label no response of the group is graded, not even one without a box.
     expected = _parse(last_boxed(label) or label)
     if not expected:
         raise ValueError(f"the label must be a number or LaTeX expression, got {label!r}; correct the data")
+    answer = last_boxed(sample.answer)
+    if answer is None:
+        return 0.0
     return float(verify(expected, _parse(answer), timeout_seconds=None))
 
 

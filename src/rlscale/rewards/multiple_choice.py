@@ -110,6 +110,8 @@ def _right_letter(given: Any, label: str, letters: Sequence[str], choices: Seque
         if _plain(label) not in texts:
             raise ValueError(f"the label must be a letter or one of the row's choices, got {label!r}; correct the data")
         letter = letters[texts.index(_plain(label))]
+    elif not _plain(label):  # every answer would be wrong
+        raise ValueError(f"the label must be a letter or a text, got {label!r}; correct the data")
     else:
         return None
     if letter not in letters:

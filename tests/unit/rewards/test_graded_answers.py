@@ -168,6 +168,7 @@ def test_gpqa_with_the_choices_of_a_row(response: str, label: str, metadata: dic
             "the row must have kwargs that are objects, got 'x'",
         ),
         ("gpqa", "Z", {}, "the label must be one of A, B, C"),
+        ("gpqa", " ", {}, "the label must be a letter or a text, got ''"),
         ("gpqa", "green", {"choices": CHOICES}, "must be a letter or one of the row's choices, got 'green'"),
         ("ifbench", None, {}, "the row must have instruction_id_list"),
         ("ifbench", None, {"instruction_id_list": ["no:such"]}, "must be one of IFEval or IFBench, got 'no:such'"),
@@ -185,6 +186,13 @@ def test_wrong_data_is_a_failure_and_no_zero(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         reward_of(kind, r"</think>\boxed{1} Answer: 1", label, metadata)
+
+
+@pytest.mark.parametrize("kind", ["math", "deepscaler", "dapo", "f1", "gpqa"])
+def test_no_response_gets_a_zero_for_an_empty_label(kind: str) -> None:
+    # Else those without an answer would stay in the group, and the others would leave it.
+    with pytest.raises(ValueError, match="the label must"):
+        reward_of(kind, "I do not know", "")
 
 
 def test_answers_that_repeat_without_end_are_wrong() -> None:
