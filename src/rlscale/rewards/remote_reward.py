@@ -22,6 +22,9 @@ from rlscale.types import Sample
 MAX_WAIT_S = 0.01
 """Longest wait of a sample for others of its batch."""
 
+RESERVED_SHARE, MAX_RESERVED_S = 0.1, 1.0
+"""Part of `reward.timeout_s` that a request may not use: its own error names the server, that of the pool cannot."""
+
 MAX_REPLY_BYTES = 2**24
 MAX_SHOWN = 200
 
@@ -81,7 +84,8 @@ class RemoteReward:
         # The end of the event loop cancels this task, which closes the connections.
         # Some proxies, tinyproxy among them, close a connection after its first answer without saying so.
         connector = aiohttp.TCPConnector(limit=self._config.max_concurrency, force_close=self._proxy is not None)
-        timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+        limit_s = self._config.timeout_s
+        timeout = aiohttp.ClientTimeout(total=limit_s - min(RESERVED_SHARE * limit_s, MAX_RESERVED_S))
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, proxy=self._proxy) as opened:
             session.set_result(opened)
             await asyncio.Event().wait()

@@ -334,6 +334,29 @@ def test_the_remote_reward_runs_in_a_process_and_is_repeated(make_sample: Callab
     assert max(sizes) == 8 and sum(sizes) == len(samples) + sum(sizes[:2])
 
 
+def test_a_late_reward_server_is_named(make_sample: Callable[..., Sample]) -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.json_response(1)
+
+    async def score() -> str:
+        app = web.Application()
+        app.router.add_post("/", hang)
+        server = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await server.setup()
+        await web.TCPSite(server, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{server.addresses[0][1]}"
+        spec = prepare_reward(RewardConfig(type=RewardType.remote_rm, url=url, timeout_s=4))
+        try:
+            with RewardRunner(spec, limits=PoolLimits(timeout_s=4), max_retries=0) as runner:
+                failures = await runner.score([make_sample("x")])
+        finally:
+            await server.cleanup()
+        return failures[0].message.replace(url, "URL")
+
+    assert "the reward server URL did not answer within reward.timeout_s=4" in asyncio.run(score())
+
+
 def test_a_reward_that_never_works_stops_the_run(folder: Path, make_sample: Callable[..., Sample]) -> None:
     samples = [make_sample("a", index=i) for i in range(MAX_FIRST_FAILURES)]
     with (
