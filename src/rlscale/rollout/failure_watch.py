@@ -1,9 +1,12 @@
 """Share of failed trajectories over the last rollouts; a run whose infrastructure is broken stops."""
 
+import logging
 from collections import Counter, deque
 
 from rlscale.errors import FailureShareError
-from rlscale.types import Failure, Group
+from rlscale.types import Failure, FailureCause, Group
+
+_logger = logging.getLogger(__name__)
 
 WINDOW = 3
 """Rollouts over which the share is measured: the current one and those before it."""
@@ -39,6 +42,9 @@ class FailureWatch:
         self._totals[-1] += len(failed) + len({sample.index for sample in group.samples})
         for failure in failed.values():
             self._causes[-1][failure.cause] += 1
+            # The runner of rewards reports those of graders.
+            if failure.cause not in self._latest and failure.cause is not FailureCause.grader:
+                _logger.warning("%s; further failures by cause %s are only counted", failure.message, failure.cause)
             self._latest[failure.cause] = failure
         causes: Counter[str] = sum(self._causes, Counter())
         num_failed, total = sum(causes.values()), max(sum(self._totals), self._least)

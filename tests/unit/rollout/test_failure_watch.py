@@ -40,6 +40,17 @@ def test_a_first_failure_is_measured_against_a_whole_rollout() -> None:
         watch.add(make_group(good=0, failed=1))
 
 
+def test_the_first_failure_of_each_cause_is_reported_when_it_happens(caplog: pytest.LogCaptureFixture) -> None:
+    watch = FailureWatch(max_share=0.5, least=20)
+    for cause in (FailureCause.tool, FailureCause.tool, FailureCause.sandbox, FailureCause.grader):
+        watch.add(make_group(good=2, failed=1, cause=cause))
+    # Those of graders are reported by the runner of rewards.
+    assert [record.message for record in caplog.records] == [
+        "tool broke; further failures by cause tool are only counted",
+        "sandbox broke; further failures by cause sandbox are only counted",
+    ]
+
+
 def test_only_the_last_rollouts_count() -> None:
     watch = FailureWatch(max_share=0.5, least=4)
     watch.add(make_group(good=4, failed=4))
