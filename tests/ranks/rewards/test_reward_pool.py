@@ -346,15 +346,15 @@ def test_a_late_reward_server_is_named(make_sample: Callable[..., Sample]) -> No
         await server.setup()
         await web.TCPSite(server, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{server.addresses[0][1]}"
-        spec = prepare_reward(RewardConfig(type=RewardType.remote_rm, url=url, timeout_s=4))
+        spec = prepare_reward(RewardConfig(type=RewardType.remote_rm, url=url, timeout_s=2))
         try:
-            with RewardRunner(spec, limits=PoolLimits(timeout_s=4), max_retries=0) as runner:
+            with RewardRunner(spec, limits=PoolLimits(timeout_s=2), max_retries=0) as runner:
                 failures = await runner.score([make_sample("x")])
         finally:
             await server.cleanup()
         return failures[0].message.replace(url, "URL")
 
-    assert "the reward server URL did not answer within reward.timeout_s=4" in asyncio.run(score())
+    assert "the reward server URL did not answer within reward.timeout_s=2" in asyncio.run(score())
 
 
 def test_a_reward_that_never_works_stops_the_run(folder: Path, make_sample: Callable[..., Sample]) -> None:
