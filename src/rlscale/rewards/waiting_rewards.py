@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from rlscale.types import Sample
 
 REPORT_EVERY_S = 60.0
+LATE_SHARE = 0.9  # of an interval: rewards of one rollout start one after the other, and are reported together
 MAX_LISTED = 10
 _logger = logging.getLogger(__name__)
 
 
 class WaitingRewards:
-    """The samples that are being scored. Reports, at intervals, those that have waited for at least one interval."""
+    """The samples that are being scored. Reports, at intervals, those that have waited for about one or longer."""
 
     def __init__(self, *, every_s: float = REPORT_EVERY_S) -> None:
         self._every_s, self._numbers = every_s, itertools.count()
@@ -44,7 +45,8 @@ class WaitingRewards:
     def _report(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._every_s, self._report)
-        late = [(since, indices) for since, indices in self._since.values() if loop.time() - since >= self._every_s]
+        latest = loop.time() - LATE_SHARE * self._every_s
+        late = [(since, indices) for since, indices in self._since.values() if since <= latest]
         if late:
             longest = loop.time() - min(since for since, _ in late)
             _logger.warning("%s", describe_waiting([i for _, indices in late for i in indices], seconds=longest))

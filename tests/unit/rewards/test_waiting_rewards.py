@@ -35,3 +35,32 @@ def test_samples_that_wait_are_reported_until_they_are_scored(
 
     asyncio.run(check())
     assert caplog.text == ""
+
+
+def test_the_first_report_has_the_samples_that_started_shortly_after_the_first(
+    make_sample: Callable[..., Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    class Clock(asyncio.SelectorEventLoop):
+        now = 1000.0
+
+        def time(self) -> float:
+            return self.now
+
+    async def check(loop: Clock) -> None:
+        waiting = WaitingRewards(every_s=60.0)
+        with waiting.add([make_sample(index=0)]):
+            loop.now += 1.0
+            with waiting.add([make_sample(index=1), make_sample(index=2)]):
+                loop.now += 30.0
+                with waiting.add([make_sample(index=3)]):
+                    loop.now += 29.0
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Clock)
+        runner.run(check(loop))
+    assert caplog.messages == ["waiting for 3 rewards for 60 s: samples 0, 1, 2"]
