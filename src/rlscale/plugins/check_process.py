@@ -27,6 +27,13 @@ from rlscale.plugins.daemon_call import exit_fork
 from rlscale.plugins.example_judge import ExampleJudge
 from rlscale.plugins.load_plugin import load_plugin
 
+ASKS_ENGINES = ("generate", "rollout", "eval")
+# A function in slime's form may open files and connections that only a run provides; its author must know which.
+NO_SERVER = (
+    "; the check has no model and no server: `post` of slime.utils.http_utils is answered, other HTTP clients are not; "
+    "args.hf_checkpoint is what model=hf model.hf_checkpoint=<folder> sets"
+)
+
 
 def main(argv: Sequence[str], check: Callable[[str, str, RunConfig], list[str]]) -> int:
     """Checks one function. Returns 0 also for a wrong one: the problems are in the result.
@@ -70,11 +77,15 @@ def check(path: str, kind: str, config: RunConfig) -> list[str]:
     if kind == "data_source":
         create = adapted
         adapted = lambda _, tokenizer: create(config, tokenizer)  # noqa: E731
-    return [f"arguments: those of {form}", f"returned: {run_contract(contract, adapted, path)}"]
+    note = NO_SERVER if kind in ASKS_ENGINES and is_document_form(contract.key, function) else ""
+    return [f"arguments: those of {form}", f"returned: {run_contract(contract, adapted, path, no_server=note)}"]
 
 
-def run_contract(contract: Contract, target: Any, path: str) -> str:
+def run_contract(contract: Contract, target: Any, path: str, *, no_server: str = "") -> str:
     """Describes what user code returned.
+
+    Args:
+        no_server: what to add to an error of a connection or a file.
 
     Raises:
         ConfigError: it raised, or returned something else than its kind requires.
@@ -85,7 +96,9 @@ def run_contract(contract: Contract, target: Any, path: str) -> str:
         why = error.found if error.says_why else f"it returned {error.found}"
         raise _problem(contract.key, error.rule, path, why) from None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise anything; reported with the place
-        raise _problem(contract.key, "work on the example", path, _describe(error)) from error
+        needs_run = isinstance(error, OSError) or "Connect" in type(error).__name__  # httpx's errors are no OSError
+        note = no_server if needs_run else ""
+        raise _problem(contract.key, "work on the example", path, _describe(error) + note) from error
 
 
 def _describe(error: BaseException) -> str:

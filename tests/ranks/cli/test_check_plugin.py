@@ -57,6 +57,16 @@ class Game:
 class Endless(Game):
     def step(self, action):
         while True: pass
+
+async def loads(args, sample, sampling_params):
+    open(args.hf_checkpoint or "no-such-file")
+
+async def connects(args, sample, sampling_params):
+    class ConnectError(Exception): ...
+    raise ConnectError("refused")
+
+async def divides(args, sample, sampling_params):
+    return 1 / 0
 """
 
 
@@ -123,3 +133,13 @@ def test_tools_and_environments_are_tried(capfd: pytest.CaptureFixture[str]) -> 
     errors = capfd.readouterr().err
     assert "agent.tools.0 must have a type for every parameter, got checked_for_test:vague" in errors
     assert "agent.environment_path must end within 8 s" in errors
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("loads", True), ("connects", True), ("divides", False)])
+def test_an_error_of_a_file_or_server_says_what_the_check_lacks(
+    name: str, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"checked_for_test:{name}", "--kind", "generate"]) == 2
+    found = capfd.readouterr().err
+    assert "it raised" in found
+    assert ("the check has no model and no server" in found) is is_told
