@@ -270,7 +270,7 @@ def page(results: dict[str, Result], simulated: list[Result]) -> str:
 
 
 def read(file: Path) -> dict[str, Result]:
-    """The results of a file by case, each with the machine and the date of its own measurement."""
+    """The results of a file by case, each with the machine and date of its measurement."""
     if not file.exists():
         return {}
     stored = json.loads(file.read_text())

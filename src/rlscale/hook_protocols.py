@@ -249,10 +249,10 @@ class RolloutLogFunction(Protocol):
     Args:
         rollout_id: number of the rollout.
         groups: those that are trained.
-        metrics: the built-in metrics of the rollout, which it may change: what is in it afterwards is logged.
+        metrics: the built-in metrics of the rollout, which it may change.
 
     Returns:
-        True: the built-in metrics are not logged. None and False: they are.
+        True: only metrics that it added or changed are logged. None and False: all are.
     """
 
     def __call__(self, rollout_id: int, groups: Sequence[Group], metrics: dict[str, float], /) -> bool | None: ...
@@ -264,10 +264,10 @@ class EvalLogFunction(Protocol):
     Args:
         rollout_id: number of rollouts before the evaluation.
         groups: the groups of each evaluation set, by its name.
-        metrics: the built-in metrics of the evaluation, which it may change: what is in it afterwards is logged.
+        metrics: the built-in metrics of the evaluation, which it may change.
 
     Returns:
-        True: the built-in metrics are not logged. None and False: they are.
+        True: only metrics that it added or changed are logged. None and False: all are.
     """
 
     def __call__(

@@ -16,7 +16,7 @@ import numpy as np
 from rlscale.errors import HookError
 from rlscale.plugins.batch_conversion import BATCH_RULE, batch_problem, without_stale_named_rewards
 from rlscale.plugins.group_adapters import as_list
-from rlscale.plugins.user_hook import UserHook, shown
+from rlscale.plugins.user_hook import UserHook, own_metrics, shown
 from rlscale.types import Float32, Group, TrainBatch
 
 log = logging.getLogger(__name__)
@@ -124,11 +124,11 @@ async def _logged(
     *,
     warn: Callable[[str], None],
 ) -> dict[str, float]:
+    before = dict(given)
     try:
-        replaces = await hook(*arguments)
-        if replaces:
-            return {}
-        return {str(name): float(value) for name, value in given.items()}
+        is_replaced = await hook(*arguments)
+        kept = own_metrics(before, given) if is_replaced else given
+        return {str(name): float(value) for name, value in kept.items()}
     except (HookError, TypeError, ValueError, OverflowError) as error:
         # A log function must not end a run: the built-in metrics are logged instead.
         warn(f"{error}; the built-in metrics are logged")

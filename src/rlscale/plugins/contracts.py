@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import isawaitable, iscoroutinefunction, signature
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,7 @@ from rlscale.plugins.daemon_call import call_in_daemon, exit_fork
 from rlscale.plugins.example_groups import example_batch, example_groups
 from rlscale.plugins.example_session import ExampleRollout, ExampleSession, ExampleTokenizer
 from rlscale.plugins.group_adapters import as_list
-from rlscale.plugins.user_hook import is_finite, shown
+from rlscale.plugins.user_hook import is_finite, own_metrics, shown
 from rlscale.trajectory import Trajectory
 from rlscale.types import Group, Prompt, Sample, SampleStatus, TokenColumns, TrainBatch
 
@@ -250,19 +251,19 @@ def check_evaluation(evaluate: Callable[..., Any]) -> dict[str, list[float]]:
 
 
 def check_rollout_log(log: Callable[..., Any], groups: Sequence[Group] | None = None) -> dict[str, float]:
-    """Calls the log function and returns the metrics afterwards: none if it replaces the built-in ones.
+    """Calls the log function and returns the metrics that a run would log.
 
     Raises:
         ContractError: it returns something else than a bool or None, or a metric is no finite number.
     """
-    metrics = {"reward/mean": 0.5, "time/rollout_s": 1.5}
-    return _checked_log(log(0, list(groups or example_groups()), metrics), metrics)
+    return _checked_log(partial(log, 0, list(groups or example_groups())), {"reward/mean": 0.5, "time/rollout_s": 1.5})
 
 
 def check_eval_log(log: Callable[..., Any], groups: Sequence[Group] | None = None) -> dict[str, float]:
-    """Calls the log function of evaluations and returns the metrics afterwards. See `check_rollout_log`."""
-    metrics = {"eval/example/reward_mean": 0.5}
-    return _checked_log(log(0, {"example": list(groups or example_groups())}, metrics), metrics)
+    """Calls the log function of evaluations and returns the metrics that a run would log. See `check_rollout_log`."""
+    return _checked_log(
+        partial(log, 0, {"example": list(groups or example_groups())}), {"eval/example/reward_mean": 0.5}
+    )
 
 
 async def _score(reward: Callable[..., Any], samples: Sequence[Sample]) -> list[Any]:
@@ -305,13 +306,15 @@ def _checked_list(values: Any, count: int) -> list[Any]:
     return [_checked_value(value) for value in found]
 
 
-def _checked_log(replaces: Any, metrics: dict[str, float]) -> dict[str, float]:
+def _checked_log(log: Callable[[dict[str, float]], Any], builtin: dict[str, float]) -> dict[str, float]:
+    metrics = dict(builtin)
+    replaces = log(metrics)
     if not isinstance(replaces, bool | None):
         raise ContractError("return true, false or nothing", shown(replaces))
     for name, value in metrics.items():
         if not is_finite(value):
             raise ContractError("set finite numbers as metrics", f"{shown(value)} for {name}")
-    return {} if replaces else metrics
+    return own_metrics(builtin, metrics) if replaces else metrics
 
 
 def check_loss(loss: Callable[..., Any]) -> tuple[Any, dict[str, tuple[float, float]]]:

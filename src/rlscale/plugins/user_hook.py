@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -94,3 +94,8 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
         inner = inner.func
     # An object with `async def __call__` is no coroutine function itself.
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def own_metrics(builtin: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a log function added to the built-in ones or changed."""
+    return {name: value for name, value in after.items() if name not in builtin or value != builtin[name]}

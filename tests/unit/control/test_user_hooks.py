@@ -312,6 +312,7 @@ async def test_a_log_function_changes_or_replaces_the_metrics_of_a_rollout(tmp_p
         await run.loop.run()
     assert run.sink.logged[0]["mine/samples"] == NUM_PROMPTS * NUM_SAMPLES and "reward/mean" in run.sink.logged[0]
     assert "reward/mean" not in run.sink.logged[1] and "train/loss" in run.sink.logged[1]
+    assert run.sink.logged[1]["mine/samples"] == NUM_PROMPTS * NUM_SAMPLES
 
 
 async def test_a_log_function_of_evaluations_changes_or_replaces_their_metrics(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ async def test_a_log_function_of_evaluations_changes_or_replaces_their_metrics(t
         await run.loop.run()
     first, last = run.sink.logged[0], run.sink.logged[1]
     assert first["mine/rewards"] == 5 and "eval/held_out/reward_mean" in first
-    assert last["eval/reward_mean"] == 1.0 and "eval/held_out/reward_mean" not in last
+    assert last["eval/reward_mean"] == 1.0 and "eval/held_out/reward_mean" not in last and last["mine/rewards"] == 5
 
 
 def broken(*arguments: Any) -> bool:

@@ -81,7 +81,7 @@ def embedded_engine_supports_the_sampling_params(config: RunConfig) -> list[Prob
     ):
         return []
     rule, fix = "not be set with rollout.engine=embedded", f"choose rollout=sglang; it supports {', '.join(EMBEDDED)}"
-    # Another engine would not help a misspelled name, which has an error of its own.
+    # Another engine would not help a misspelled name, which another rule reports.
     known = load_parameters(config.sglang.python).types
     return [
         Problem(path=f"{KEY}.{name}", rule=rule, value=show(value), fix=fix)
