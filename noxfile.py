@@ -29,9 +29,9 @@ PROCESSES = (
 )
 NO_TESTS = 5  # pytest's exit status where nothing was selected, e.g. while no test is marked nightly
 
-# One worker a core; more would only need more memory. See tests/conftest.py for which tests stay together, and which
-# come first.
-SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile")
+# A worker more than cores, which works while others wait for a process or a deadline. See tests/conftest.py for which
+# tests stay together, and which come first.
+SIDE_BY_SIDE = ("-n", str(min((os.cpu_count() or 1) + 1, 4)), "--dist", "loadfile")
 
 
 def _python(session: nox.Session, *args: str, **options: Any) -> None:

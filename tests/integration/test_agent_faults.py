@@ -212,7 +212,7 @@ def agent(task, session):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_an_engine_that_restarts_answers_no_agent_before_it_has_the_weights(command: Command) -> None:
     """No attempt is lost: requests wait in the gateway for the weights of the second rollout."""

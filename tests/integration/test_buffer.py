@@ -45,7 +45,7 @@ def dumped(folder: Path, num_rollouts: int) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.own_ray
 def test_a_run_and_its_service_are_killed_and_no_trajectory_is_trained_twice(command: Command) -> None:
     with BufferProcess(command.folder) as service, producer(service, command.folder):

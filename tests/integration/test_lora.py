@@ -26,10 +26,9 @@ def test_adapters_learn_with_merged_weights_and_the_export_has_model_and_adapter
     assert (command.run_dir / "hf" / "model.safetensors").is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    "layout",
-    [(), pytest.param(("train=megatron", "megatron.pipeline_model_parallel_size=2"), marks=pytest.mark.nightly)],
-    ids=["fsdp", "megatron"],
+    "layout", [(), ("train=megatron", "megatron.pipeline_model_parallel_size=2")], ids=["fsdp", "megatron"]
 )
 def test_engines_get_the_adapters_alone(command: Command, layout: tuple[str, ...]) -> None:
     overrides = (

@@ -35,18 +35,16 @@ MEGATRON = (
 SENT_ALONE = ("train.lora.rank=4", "train.lora.sync=adapter", "train.lora.target_modules=[q_proj,v_proj]")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model",
     [
         ("model=tiny_qwen3_vl", "model.head_dim=16"),
-        pytest.param(("model=tiny_qwen2_5_vl",), marks=pytest.mark.nightly),
-        pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", "train.lora.rank=4"), marks=pytest.mark.nightly),
-        pytest.param(("model=tiny_qwen2_5_vl", *SENT_ALONE), marks=pytest.mark.nightly),
-        pytest.param(("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON), marks=pytest.mark.nightly),
-        pytest.param(
-            ("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON, "algo=ppo", "train.lora.rank=4"),
-            marks=pytest.mark.nightly,
-        ),
+        ("model=tiny_qwen2_5_vl",),
+        ("model=tiny_qwen3_vl", "model.head_dim=16", "train.lora.rank=4"),
+        ("model=tiny_qwen2_5_vl", *SENT_ALONE),
+        ("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON),
+        ("model=tiny_qwen3_vl", "model.head_dim=16", *MEGATRON, "algo=ppo", "train.lora.rank=4"),
     ],
 )
 def test_engine_and_two_trainer_ranks_agree_while_all_weights_change(command: Command, model: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ unwanted = ("pydantic", "pydantic_core", "hydra", "omegaconf", "ray", "transform
 found = sorted(name for name in sys.modules if name.split(".")[0] in unwanted or name.startswith("rlscale.config"))
 assert not found, found
 layers = sorted({name.split(".")[1] for name in sys.modules if name.startswith("rlscale.")})
-assert layers == ["algo", "types"], layers
+assert layers == ["algo", "expert_routes", "types"], layers
 """
 
 

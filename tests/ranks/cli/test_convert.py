@@ -84,7 +84,7 @@ def test_a_model_that_megatron_core_lacks_is_reported(tmp_path: Path) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("one process, bfloat16", marks=pytest.mark.nightly), "two processes, float32"],
+    params=["one process, bfloat16", pytest.param("two processes, float32", marks=pytest.mark.nightly)],
 )
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """Whether each family came back by each way, with the same sizes on no two ways between two processes."""

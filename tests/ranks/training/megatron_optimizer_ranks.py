@@ -77,7 +77,7 @@ CASES: dict[str, Case] = {
     ),
     "muon, experts": Case(model=EXPERTS, settings=MUON, sizes={"ep": 2}),
     "muon, latent": Case(model=LATENT, settings=MUON, sizes={"pp": 2}, is_slow=True),
-    "muon, sinks": Case(model=SINKS, settings=MUON, sizes={"ep": 2}),
+    "muon, sinks": Case(model=SINKS, settings=MUON, sizes={"ep": 2}, is_slow=True),
     "muon, linear attention": Case(model=DELTA, settings=ROWS, sizes={"tp": 2, "ep": 2}, more=DIVIDED),
     "muon, frozen": Case(settings={**MUON, "freeze_params": ["embed", "norm"]}, sizes={"pp": 2}, is_slow=True),
 }

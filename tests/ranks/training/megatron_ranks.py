@@ -95,10 +95,10 @@ MODES: dict[str, Mode] = {
     "tp2, sequence-parallel": Mode(sizes={"tp": 2}, more=SEQUENCES),
     "pp2": Mode(sizes={"pp": 2}),
     "pp2, recomputed in part": Mode(sizes={"pp": 2, "recompute_granularity": "full"}, more=PARTIAL),
-    "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 96}),
+    "pp2, one length": Mode(sizes={"pp": 2, "variable_seq_lengths": False, "seq_length": 96}, is_slow=True),
     "pp2, interleaved": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_slow=True),
     "cp2": Mode(sizes={"cp": 2}),
-    "cp2, padded": Mode(sizes={"cp": 2}, is_padded=True),
+    "cp2, padded": Mode(sizes={"cp": 2}, is_padded=True, is_slow=True),
     "tp2, padded": Mode(sizes={"tp": 2}, more=SEQUENCES, is_padded=True, is_slow=True),
     "pp2, interleaved, padded": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_padded=True, is_slow=True),
     "dp2, padded": Mode(is_padded=True, is_slow=True),
@@ -108,14 +108,14 @@ MODES: dict[str, Mode] = {
     "pp2, interleaved, by tokens": Mode(sizes={"pp": 2}, more=INTERLEAVED, is_dynamic=True, is_slow=True),
     "tp2, recomputed": Mode(sizes={"tp": 2, "recompute_granularity": "full"}, more=SEQUENCES, is_slow=True),
     "cp2, selective recompute": Mode(sizes={"cp": 2, "recompute_granularity": "selective"}, is_slow=True),
-    "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}),
+    "dp2, full recompute": Mode(sizes={"recompute_granularity": "full"}, is_slow=True),
     "dp2, selective recompute": Mode(sizes={"recompute_granularity": "selective"}, is_slow=True),
     "ep2": Mode(sizes={"ep": 2}, has_experts=True),
     "tp2, latent": Mode(
         sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, has_experts=True, is_latent=True
     ),
     "pp2, latent": Mode(sizes={"pp": 2}, has_experts=True, is_latent=True),
-    "ep2, latent": Mode(sizes={"ep": 2}, has_experts=True, is_latent=True),
+    "ep2, latent": Mode(sizes={"ep": 2}, has_experts=True, is_latent=True, is_slow=True),
     "cp2, latent": Mode(sizes={"cp": 2}, has_experts=True, is_latent=True, is_slow=True),
     "tp2, etp2": Mode(
         sizes={"tp": 2}, more={**SEQUENCES, "expert_tensor_parallel_size": 2}, has_experts=True, is_slow=True
