@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.integration.conftest import Command
 
 SCRIPT = """
@@ -16,6 +18,7 @@ def answer(text, request):
 """
 
 
+@pytest.mark.nightly
 def test_a_script_answers_a_run_and_its_failures_are_repeated(command: Command) -> None:
     (command.folder / "my_script.py").write_text(SCRIPT)
     done = command.run("rollout=scripted", "rollout.script_path=my_script:answer", "debug.rollout_only=true")

@@ -42,6 +42,7 @@ def test_a_pipe_gets_an_answer_to_each_line(run: Path) -> None:
     assert again.stdout and done.stdout.startswith(again.stdout)
 
 
+@pytest.mark.nightly
 def test_the_limit_of_an_answer_is_that_of_the_run_or_of_the_command(run: Path) -> None:
     for arguments, limit in (((), 24), (("--max-tokens", "3"), 3)):
         done = chat(str(run), *arguments, given="1+2=")
