@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -70,6 +72,12 @@ async def test_other_errors_are_refused_without_effect(sglang: Target, engine: H
             async with session.post(f"{sglang.url}/generate", json=body) as response:
                 assert response.status == 400, body
     assert len((await engine.generate(PROMPT, PARAMS))[0].output_ids) == 6
+
+
+async def test_a_regular_expression_limits_the_answer(engine: HttpEngine) -> None:
+    params = replace(PARAMS, ignore_eos=False, others={"regex": "[0-9]{4}"})
+    (answer,) = await engine.generate(PROMPT, params)
+    assert re.fullmatch("[0-9]{4}", answer.text)
 
 
 async def test_min_p_with_a_seed_is_not_sent(engine: HttpEngine) -> None:

@@ -19,7 +19,6 @@ SERVE = Path(__file__).with_name("sglang") / "serve.py"
 ON_CPU: Mapping[str, Any] = {
     "attention_backend": "torch_native",
     "sampling_backend": "pytorch",
-    "grammar_backend": "none",
     "disable_overlap_schedule": True,
     "mem_fraction_static": 0.3,
     "max_total_tokens": 65536,
