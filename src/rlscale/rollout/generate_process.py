@@ -17,7 +17,8 @@ import asyncio
 import itertools
 import logging
 import pickle
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from rlscale.errors import EngineError, WeightSyncError
@@ -156,7 +157,8 @@ class _OpenCall:
             if self._process is not None:
                 self._limited = self._limited.restart(self._trajectory, max_turns=self._max_turns)
             self._process = process
-        call = self._generate(*arguments) if kind == "generate" else self._ask_model(*arguments)
+        # Called by the task: one that is cancelled before it runs would leave a coroutine that is never awaited.
+        call = partial(self._generate if kind == "generate" else self._ask_model, *arguments)
         task = asyncio.get_running_loop().create_task(self._answer(process, number, call))
         self._requests[number] = task
         task.add_done_callback(lambda _: self._requests.pop(number, None))
@@ -171,9 +173,9 @@ class _OpenCall:
         self._cancel_all()
         self.error.cancel()
 
-    async def _answer(self, process: CallProcess, number: int, call: Coroutine[Any, Any, Any]) -> None:
+    async def _answer(self, process: CallProcess, number: int, call: Callable[[], Awaitable[Any]]) -> None:
         try:
-            value = await call
+            value = await call()
         except WeightSyncError as error:
             if not self.error.done():
                 self.error.set_result(error)
