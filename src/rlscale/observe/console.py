@@ -172,7 +172,7 @@ def step_line(metrics: Metrics) -> str:
 
 
 def _measured_weights(metrics: Metrics) -> str:
-    """The versions of an evaluation that ran while weights were updated: others than its step suggests."""
+    """Weight versions of an evaluation that ran during weight updates; empty if they are those of its step."""
     found = [value for name, value in metrics.items() if name.startswith("eval/") and name.endswith(_VERSIONS)]
     if not found or min(found) == max(found) == metrics.get("eval/weight_version"):
         return ""

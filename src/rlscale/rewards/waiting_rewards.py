@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 class WaitingRewards:
-    """The samples that are being scored. Reports, at intervals, those that have waited for about one or longer."""
+    """The samples that are being scored. Reports, at intervals, those that have waited for nearly one or longer."""
 
     def __init__(self, *, every_s: float = REPORT_EVERY_S) -> None:
         self._every_s, self._numbers = every_s, itertools.count()

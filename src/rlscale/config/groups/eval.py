@@ -96,7 +96,7 @@ class EvalConfig(ConfigGroup):
 
     custom_log_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
     """Your own function, `package.module:name`, that logs metrics of an evaluation. If it returns true, only
-    `eval/reward_mean` of the built-in metrics is logged. None: built-in metrics only.
+    metrics that it added or changed and `eval/reward_mean` are logged. None: built-in metrics only.
     """
 
     num_batches: Annotated[int | None, Field(gt=0)] = None

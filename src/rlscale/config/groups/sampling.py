@@ -34,7 +34,7 @@ class SamplingConfig(ConfigGroup):
     # Number of groups in flight.
     over_sampling_batch_size: Annotated[int | None, Field(gt=0)] = None
     """Number of prompts to submit at the beginning of a rollout, and whenever fewer groups are in flight than the
-    rollout still needs; at least `batch.rollout_batch_size`, and more only up to 1,000,000 trajectories. Groups beyond
+    rollout still needs; at least `batch.rollout_batch_size`, and if more, at most 1,000,000 trajectories. Groups beyond
     the size of the rollout stay in the buffer for the next one. None: `batch.rollout_batch_size`.
     """
 
@@ -136,8 +136,8 @@ class SamplingConfig(ConfigGroup):
     """
 
     custom_rollout_log_function_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None
-    """Your own function, `package.module:name`, that logs metrics of a rollout. If it returns true, the built-in
-    metrics are not logged. None: built-in metrics only.
+    """Your own function, `package.module:name`, that logs metrics of a rollout. If it returns true, only metrics
+    that it added or changed are logged. None: built-in metrics only.
     """
 
     buffer_filter_path: Annotated[str | None, Field(pattern=DOTTED_PATH)] = None

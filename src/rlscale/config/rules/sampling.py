@@ -110,7 +110,7 @@ def over_sampling_covers_a_rollout(config: RunConfig) -> list[Problem]:
 
 @rule
 def over_sampling_is_within_the_measured_size(config: RunConfig) -> list[Problem]:
-    """The loop holds every trajectory in flight; without a limit an exponent too many fills the memory."""
+    """The loop keeps every trajectory in flight in memory, which a mistyped number would fill."""
     number, size = config.sampling.over_sampling_batch_size, config.batch.n_samples_per_prompt
     most = max(config.batch.rollout_batch_size, MAX_TRAJECTORIES // size)
     if number is None or number <= most:
