@@ -43,6 +43,7 @@ from machine import busy_note, machine, sentence
 
 from rlscale.cluster.rank_group import RankGroup
 from rlscale.config import BatchConfig
+from rlscale.control.gc_tuning import rare_full_collections
 from rlscale.control.staleness import check_staleness
 from rlscale.data.batch import build_batch
 from rlscale.data.column_buffers import ColumnBuffers
@@ -231,14 +232,15 @@ class DataPath:
         read = ends(results, "arrived", since=stored)
         whole = ends(results, "done", since=stored)
         stages |= {"read": read, "pack": between(read, whole)}
-        driver = between(moments[0], stored)
+        driver, from_trajectories = between(moments[0], stored), between(start, stored)
         columns, tensors = self._copy_columns(batch, groups), await self._copy_tensors()
         return {
             "samples": between(start, moments[0]),
             **stages,
             "to the columns": add(driver, read),
             "to the tensors": add(driver, whole),
-            "from trajectories to the tensors": add(between(start, stored), whole),
+            "from trajectories to the columns": add(from_trajectories, read),
+            "from trajectories to the tensors": add(from_trajectories, whole),
             "copy, arrays of columns": columns,
             "copy, arrays": add(columns, tensors),
         }
@@ -327,7 +329,8 @@ def measure(options: argparse.Namespace) -> tuple[list[Round], dict[str, int]]:
     ours = DataPath(make_trajectories(options.samples, options.tokens), ranks, options)
     copies, rounds = Copies(), []
     for _ in range(options.rounds + 1):
-        durations = asyncio.run(ours.run())
+        with rare_full_collections():  # as in a run
+            durations = asyncio.run(ours.run())
         durations["lists"] = asyncio.run(lists.run())
         both = ours.column_bytes + ours.rank_bytes
         for name, num_bytes in (("columns", ours.column_bytes), ("with tensors", both)):
@@ -358,6 +361,7 @@ def summarise(rounds: Sequence[Round], options: argparse.Namespace) -> list[dict
     paths = (
         ("to the columns", "columns", "arrays of columns"),
         ("to the tensors", "with tensors", "arrays"),
+        ("from trajectories to the columns", "columns", "arrays of columns"),
         ("from trajectories to the tensors", "with tensors", "arrays"),
     )
     rows = [
@@ -389,16 +393,17 @@ def report(rounds: Sequence[Round], num_bytes: Mapping[str, int], options: argpa
         values = row["ratio"].values()
         is_lists = row["path"] == "lists"
         target = f"at least {LISTS_LIMIT:g}" if is_lists else f"at most {COPY_LIMIT:g}"
-        is_met = min(values) >= LISTS_LIMIT if is_lists else max(values) <= COPY_LIMIT
-        target, met = ("", "") if is_lists and row["reference"] in LIMITS else (target, "yes" if is_met else "no")
+        is_met = [value >= LISTS_LIMIT if is_lists else value <= COPY_LIMIT for value in values]
+        met = "yes" if all(is_met) else "wall" if is_met[0] else "no"
+        target, met = ("", "") if is_lists and row["reference"] in LIMITS else (target, met)
         numbers = " | ".join(f"{value:.2f}" for value in values)
         lines.append(f"| {row['path']} | {row['reference']} | {numbers} | {target} | {met} |")
     description = (__doc__ or "").split("Writes `")[0].strip().partition("\n\n")[2]
     return (
         f"# Data path\n\n{description}\n\n{sentence([load])} {options.samples:,} samples of {options.tokens:,} tokens, "
         f"{options.ranks} ranks, {len(rounds)} rounds. Columns: {num_bytes['columns'] / 1e6:.0f} MB; tensors of one "
-        f"rank: {num_bytes['rank'] / 1e6:.0f} MB. {busy_note(load)}A target is met if both ratios "
-        "are. A virtual machine may take freed memory back, "
+        f"rank: {num_bytes['rank'] / 1e6:.0f} MB. {busy_note(load)}Met by `wall`: the "
+        "target is met by the wall time alone. A virtual machine may take freed memory back, "
         "which makes copies into new memory slow; the path itself uses the memory of the rollout before, "
         "so that the warm copy is the strict reference. Lists end as tensors of the columns, "
         'which is where "to the columns" ends, too; packing adds positions, targets and indices in 64 bits for the '

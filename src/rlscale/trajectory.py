@@ -9,6 +9,7 @@ sampled token is trained at most once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,8 @@ class WeightSpan(NamedTuple):
 class Turn:
     """Tokens that a turn adds to the path before it.
 
-    Invariant: `logprobs` is as long as `token_ids`, and `spans` cover all of them.
+    Invariant: `logprobs` is as long as `token_ids`, and `spans` cover all of them. Both are read-only: the sample of a
+    path of one turn has the same arrays.
     """
 
     parent: int | None  # number of the turn before this one; None: it follows the prompt
@@ -66,6 +68,10 @@ class Turn:
     messages: tuple[Mapping[str, Any], ...] = ()  # that the turn adds, for logs; empty: not known
     interval_s: tuple[float, float] | None = None  # of the request that it answers, in seconds since the epoch
 
+    def __post_init__(self) -> None:
+        self.token_ids.setflags(write=False)
+        self.logprobs.setflags(write=False)
+
     @property
     def versions(self) -> Int32:
         """Weight version of each token. [N]"""
@@ -75,6 +81,11 @@ class Turn:
             return np.full(*self.spans[0][::-1], np.int32)
         versions, counts = zip(*self.spans, strict=True)
         return np.repeat(np.asarray(versions, np.int32), counts)
+
+    def summary(self, number: int) -> SampleTurn:
+        """What a sample has of this turn, whose number is `number`."""
+        text = self.text if self.messages else ""
+        return SampleTurn(number, len(self.token_ids), self.sampled, self.messages, text, self.interval_s)
 
     def extend(
         self, token_ids: Sequence[int] | Int32, *, logprobs: Sequence[float] | Float32, versions: Sequence[int] | Int32
@@ -192,10 +203,19 @@ class Trajectory:
         A trajectory without turns yields one sample with an empty response. A path of one turn has the tokens and
         logprobs of that turn, read-only and without a copy.
         """
+        if len(self.turns) == 1:  # of most trajectories
+            return [self._sample(0, [0], self.turns, _turn_columns(self.turns[0]))]
         parents = {turn.parent for turn in self.turns}
         leaves = [number for number in range(len(self.turns)) if number not in parents]
         trained: set[int] = set()
-        return [self._sample(leaf, path, trained) for path, leaf in enumerate(leaves or [None])]
+        samples = []
+        for path, leaf in enumerate(leaves or [None]):
+            numbers = list(self._path(leaf))
+            turns = [self.turns[number] for number in numbers]
+            is_trained = [turn.sampled and number not in trained for number, turn in zip(numbers, turns, strict=True)]
+            samples.append(self._sample(path, numbers, turns, _path_columns(turns, is_trained)))
+            trained.update(numbers)
+        return samples
 
     def restart(self) -> None:
         """Forgets all turns, for a fresh start after a failure."""
@@ -218,14 +238,7 @@ class Trajectory:
         """Versions of the weights that generated sampled tokens."""
         return {span.version for turn in self.turns if turn.sampled for span in turn.spans}
 
-    def _sample(self, leaf: int | None, path: int, trained: set[int]) -> Sample:
-        numbers = list(self._path(leaf))
-        turns = [self.turns[number] for number in numbers]
-        mask = [
-            np.full(len(turn.token_ids), turn.sampled and number not in trained, np.uint8)
-            for number, turn in zip(numbers, turns, strict=True)
-        ]
-        trained.update(numbers)
+    def _sample(self, path: int, numbers: Sequence[int], turns: Sequence[Turn], columns: "_Columns") -> Sample:
         prompt = self._prompt_of(numbers)
         sample = Sample(
             index=self.id,
@@ -233,27 +246,17 @@ class Trajectory:
             prompt=prompt,
             seed=self.seed,
             path=path,
-            response_tokens=_path_column([turn.token_ids for turn in turns], np.int32),
-            loss_mask=_concatenate(mask, np.uint8),
-            rollout_logprobs=_path_column([turn.logprobs for turn in turns], np.float32),
-            weight_versions=_path_versions(turns),
-            response="".join(turn.text for turn in turns),
+            response_tokens=columns.tokens,
+            loss_mask=columns.mask,
+            rollout_logprobs=columns.logprobs,
+            weight_versions=columns.versions,
+            response=columns.text,
             status=self.status,
             failure=self.failure,
             reward=self.reward,
             metadata=self.metadata | _last_answer(turns),
             images=_path_images(prompt, turns),
-            turns=tuple(
-                SampleTurn(
-                    number=number,
-                    num_tokens=len(turn.token_ids),
-                    sampled=turn.sampled,
-                    messages=turn.messages,
-                    text=turn.text if turn.messages else "",
-                    interval_s=turn.interval_s,
-                )
-                for number, turn in zip(numbers, turns, strict=True)
-            ),
+            turns=tuple([turn.summary(number) for number, turn in zip(numbers, turns, strict=True)]),
         )
         routed = [turn.routes for turn in turns if turn.routes is not None]
         if routed:
@@ -289,28 +292,56 @@ class Trajectory:
 
 
 def _path_images(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Image, ...]:
-    return (*prompt.images, *(image for turn in turns for image in turn.images))
+    images = prompt.images
+    for turn in turns:
+        images += turn.images
+    return images
+
+
+class _Columns(NamedTuple):
+    """The response of a path: columns of R values, and its text."""
+
+    tokens: Int32
+    mask: UInt8
+    logprobs: Float32
+    versions: Int32
+    text: str
+
+
+def _turn_columns(turn: Turn) -> _Columns:
+    """Of a path of one turn: it has the arrays of that turn."""
+    mask = np.empty(len(turn.token_ids), np.uint8)
+    mask.fill(turn.sampled)
+    return _Columns(turn.token_ids, mask, turn.logprobs, _path_versions([turn]), turn.text)
+
+
+def _path_columns(turns: Sequence[Turn], is_trained: Sequence[bool]) -> _Columns:
+    """Of any path; `is_trained` has an entry for each of its turns."""
+    masks = [np.full(len(turn.token_ids), value, np.uint8) for turn, value in zip(turns, is_trained, strict=True)]
+    return _Columns(
+        tokens=_concatenate([turn.token_ids for turn in turns], np.int32),
+        mask=_concatenate(masks, np.uint8),
+        logprobs=_concatenate([turn.logprobs for turn in turns], np.float32),
+        versions=_path_versions(turns),
+        text="".join(turn.text for turn in turns),
+    )
 
 
 def _path_versions(turns: Sequence[Turn]) -> Int32:
     """Weight version of each token of a path, read-only. Usually all are equal: then they take no memory. [R]"""
-    versions = {span.version for turn in turns for span in turn.spans}
-    if len(versions) != 1:
+    spans = turns[0].spans if len(turns) == 1 else [span for turn in turns for span in turn.spans]
+    if len(spans) != 1 and len({version for version, _ in spans}) != 1:
         return _concatenate([turn.versions for turn in turns], np.int32)  # type: ignore[no-any-return]
-    # As `np.broadcast_to` in a quarter of the time: a stride of 0 repeats the only value.
-    number = sum(len(turn.token_ids) for turn in turns)
-    column: Int32 = np.ndarray((number,), np.int32, np.array(versions.pop(), np.int32), strides=(0,))
-    column.flags.writeable = False
+    number = sum([num_tokens for _, num_tokens in spans])
+    # As `np.broadcast_to` in a tenth of the time: a stride of 0 repeats the only value.
+    column: Int32 = np.ndarray((number,), np.int32, _value(spans[0].version), strides=(0,))
+    column.setflags(write=False)
     return column
 
 
-def _path_column(columns: "Sequence[Int32 | Float32]", dtype: Any) -> Any:
-    """A column of a path. That of its only turn is shared, so that it is read-only. [R]"""
-    if len(columns) != 1:
-        return _concatenate(columns, dtype)
-    shared = columns[0].view()
-    shared.flags.writeable = False
-    return shared
+@lru_cache(maxsize=64)
+def _value(version: WeightVersion) -> Int32:
+    return np.array(version, np.int32)
 
 
 def _last_answer(turns: Sequence[Turn]) -> dict[str, str]:
@@ -433,7 +464,10 @@ def _spans(versions: Sequence[int] | Int32) -> list[WeightSpan]:
 
 
 def _joined(before: Any, values: Any, dtype: Any) -> Any:
-    return np.concatenate([before, np.asarray(values, dtype)]) if len(before) else np.array(values, dtype)
+    """A new array, read-only."""
+    joined = np.concatenate([before, np.asarray(values, dtype)]) if len(before) else np.array(values, dtype)
+    joined.setflags(write=False)
+    return joined
 
 
 def _concatenate(columns: "Sequence[Int32 | Float32 | UInt8]", dtype: Any) -> Any:

@@ -219,8 +219,7 @@ REWARDS, REWARD_WEIGHTS = "rewards", "reward_weights"
 """Entries of a sample's metadata: rewards by name, and the weights of those that are summed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleTurn:
+class SampleTurn(NamedTuple):
     """Part of a sample that one turn added: for logs, and to continue an aborted trajectory of an agent."""
 
     number: int  # of the turn in its trajectory; paths that share a turn have the same number there

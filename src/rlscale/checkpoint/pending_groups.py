@@ -152,7 +152,7 @@ def _sample_entry(sample: Sample, group: Group, images: _ImageTable) -> dict[str
         entry["failure"] = asdict(sample.failure)
     if sample.status == SampleStatus.aborted and any(turn.messages for turn in sample.turns):
         # What continues the conversation of an agent; without times, which differ when a run is repeated.
-        entry["turns"] = [asdict(replace(turn, interval_s=None)) for turn in sample.turns]
+        entry["turns"] = [turn._replace(interval_s=None)._asdict() for turn in sample.turns]
     if sample.images != sample.prompt.images:
         entry["images"] = images.numbers(sample.images)
     # Only agents and functions of the user give a sample another prompt.
