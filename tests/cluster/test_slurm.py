@@ -121,7 +121,7 @@ def test_a_job_trains_and_resumes_after_it_is_requeued(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup = f"export RLSCALE_CACHE={tmp_path / 'cache'} PATH={Path(sys.executable).parent}:$PATH"
-    words = ("experiment=quickstart", *SMALL, "data.num_rollout=30", *TWO_NODES, "--setup", setup)
+    words = ("experiment=quickstart", *SMALL, "data.num_rollout=16", *TWO_NODES, "--setup", setup)
     job = submit(slurm, tmp_path, monkeypatch, capsys, *words)
     end_s = time.monotonic() + 300
     while job.num_records < 4:
@@ -135,9 +135,9 @@ def test_a_job_trains_and_resumes_after_it_is_requeued(
     text = job.log.read_text()
     for part in ("SIGUSR1: the run ends with the checkpoint of rollout", "is requeued and resumes", "resuming from"):
         assert text.count(part) == 1, text
-    assert json.loads((job.run_dir / "finished.json").read_text())["num_rollouts"] == 30
+    assert json.loads((job.run_dir / "finished.json").read_text())["num_rollouts"] == 16
     records = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
     trained = [record["step"] for record in records if "train/loss" in record]
-    assert trained == list(range(30))
+    assert trained == list(range(16))
     job.wait_for_no_process()
     assert not Path(f"/tmp/ray-{job.number}").exists()

@@ -10,7 +10,10 @@ from rlscale.doctor.catalog import CHECKS
 from rlscale.doctor.check_device import LIBRARIES, MAX_IMPORT_S
 
 WITH_RAY = ("ray", "quickstart")
-LIKE_OTHERS = ("collectives", "fsdp", "attention", "lora", "shared_memory", "disk", "delta", "mfu_small")
+LIKE_OTHERS = (
+    *("collectives", "fsdp", "attention", "lora", "process_group"),
+    *("shared_memory", "disk", "delta", "megatron", "mfu_small"),
+)
 """Checks that take 10 to 20 seconds each next to other tests, and whose code the others share."""
 NEEDS_CUDA = {check.name for check in CHECKS if check.needs_cuda}
 

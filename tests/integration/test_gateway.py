@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.integration.conftest import REWARDED, Command
 
 PLUGIN = """
@@ -43,6 +45,7 @@ def kill_gateway():
 """
 
 
+@pytest.mark.nightly
 def test_an_agent_trains_through_the_gateway_which_is_killed(command: Command) -> None:
     (command.folder / "my_agent.py").write_text(PLUGIN)
     done = command.run(

@@ -19,7 +19,7 @@ from tests.integration.test_faults import GONE_WITHIN_S, wait_until
 pytestmark = pytest.mark.slow
 
 KEY, TOKEN = "5ec2e7" * 6 + "5ec2", "70ce2" * 8
-NUM_ROLLOUTS = 20
+NUM_ROLLOUTS = 12
 OVERRIDES = (
     "logging=[wandb,tensorboard]",
     "logging.wandb.mode=offline",
@@ -29,7 +29,7 @@ OVERRIDES = (
     "logging.num_samples=3",
     f"data.num_rollout={NUM_ROLLOUTS}",
     "checkpoint.save_interval=4",
-    "eval.interval=10",
+    "eval.interval=6",
 )
 
 

@@ -77,7 +77,7 @@ def test_agents_of_three_frameworks_train_with_the_tokens_of_the_engine(command:
         # The system prompt of smolagents has 3,400 characters, which are tokens of this model.
         "model.max_position_embeddings=8192",
         "data.num_rollout=2",
-        "batch.rollout_batch_size=2",
+        "batch.rollout_batch_size=1",
         "batch.n_samples_per_prompt=4",
         "rollout.max_response_len=96",
         "eval.prompt_data=null",
