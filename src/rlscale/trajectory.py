@@ -83,7 +83,7 @@ class Turn:
         return np.repeat(np.asarray(versions, np.int32), counts)
 
     def summary(self, number: int) -> SampleTurn:
-        """What a sample has of this turn, whose number is `number`."""
+        """The part of a sample that this turn is; `number` is that of the turn."""
         text = self.text if self.messages else ""
         return SampleTurn(number, len(self.token_ids), self.sampled, self.messages, text, self.interval_s)
 
@@ -309,14 +309,14 @@ class _Columns(NamedTuple):
 
 
 def _turn_columns(turn: Turn) -> _Columns:
-    """Of a path of one turn: it has the arrays of that turn."""
+    """Columns of a path of one turn: the arrays of that turn, and a mask."""
     mask = np.empty(len(turn.token_ids), np.uint8)
     mask.fill(turn.sampled)
     return _Columns(turn.token_ids, mask, turn.logprobs, _path_versions([turn]), turn.text)
 
 
 def _path_columns(turns: Sequence[Turn], is_trained: Sequence[bool]) -> _Columns:
-    """Of any path; `is_trained` has an entry for each of its turns."""
+    """Columns of any path; `is_trained` has an entry for each of its turns."""
     masks = [np.full(len(turn.token_ids), value, np.uint8) for turn, value in zip(turns, is_trained, strict=True)]
     return _Columns(
         tokens=_concatenate([turn.token_ids for turn in turns], np.int32),

@@ -38,7 +38,7 @@ def test_full_collections_that_take_long_become_rarer(
 
 
 def test_the_interval_follows_the_time_of_a_full_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = count()  # each look at the clock takes a second: a full collection takes half of the time
+    seconds = count()  # each call takes a second: a full collection takes half of the time
     monkeypatch.setattr(gc_tuning, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
     with rare_full_collections():
         gc.collect()
