@@ -99,7 +99,7 @@ def test_a_colocated_engine_has_the_gpus_of_the_trainers_on_both_nodes(launch: S
     assert [sorted(visible_gpus(tmp_path, name)) for name in (HEAD, OTHER)] == [["0", "1"], ["0", "1"]]
 
 
-@pytest.mark.parametrize("colocate", [True, False])
+@pytest.mark.parametrize("colocate", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("given", "tp_size"),
     [

@@ -25,16 +25,17 @@ from rlscale.weights.receiver import EngineReceiver
 from rlscale.weights.sender_group import SenderGroup
 from rlscale.weights.sglang_payload import serialize_bytes
 from rlscale.weights.sync import WeightSync
-from tests.contract.conftest import OPENERS, TARGETS, Target, Wire, open_sglang
+from tests.contract.conftest import OPENERS, Target, Wire, open_sglang
 from tests.unit.weights.test_sync import RecordingTransport
 
 PROMPT = [5, 9, 33]
+KINDS = tuple(kind for kind in OPENERS if kind != "sglang")
 KINDS_WITH_WEIGHTS = ("embedded", "sglang")
 LAYER = "base_model.model.model.layers.0.self_attn"
 SHAPES = {"q_proj": 64, "v_proj": 32}  # output features; SGLang stacks both with those of the keys
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=[*KINDS, pytest.param("sglang", marks=pytest.mark.nightly)])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """As in the other contract tests; a real SGLang server must be started for adapters."""
     if request.param != "sglang":

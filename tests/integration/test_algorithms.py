@@ -27,10 +27,6 @@ NAMES = (
     "sft",
 )
 
-IN_CI = ("dapo",)
-"""The others differ in formulas, which have unit tests. `.ci/run` trains the quickstart itself, which is GRPO, and its
-warm-up, which is SFT; tests/integration/test_roles.py trains critics."""
-
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[ModuleType]:
@@ -42,11 +38,10 @@ def test_the_table_is_complete(table: ModuleType) -> None:
     assert set(table.CASES) == set(NAMES)
 
 
-@pytest.mark.slow
+# They differ in formulas, which have unit tests. `.ci/run` trains the quickstart itself, which is GRPO after SFT.
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_algorithm_learns(
     table: ModuleType, name: str, cache: Path, warm: Path, tmp_path: Path, shared_ray: str
 ) -> None:

@@ -51,12 +51,21 @@ def run_crashtest(
 
 
 @pytest.mark.slow
-def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(
+    "victims",
+    [("driver", "engine"), pytest.param(("driver", "trainer", "engine", "router"), marks=pytest.mark.nightly)],
+    ids=len,
+)
+def test_two_ranks_and_two_engines_behind_a_router_repeat_to_the_bit(
+    tmp_path: Path, cache: Path, victims: tuple[str, ...]
+) -> None:
     places = ("cluster.actor_num_gpus_per_node=2", "cluster.rollout_num_gpus=2", "router.enabled=true")
-    report = run_crashtest(tmp_path, cache, "data.num_rollout=24", *places, num_kills=4)
+    length = 6 * len(victims) + 6
+    overrides = (f"data.num_rollout={length}", *places)
+    report = run_crashtest(tmp_path, cache, *overrides, num_kills=len(victims), victims=victims)
     assert report["differences"] == []
-    assert report["num_records"] >= 24
-    assert {kill["victim"] for kill in report["outcome"]["kills"]} == {"driver", "trainer", "engine", "router"}
+    assert report["num_records"] >= length
+    assert {kill["victim"] for kill in report["outcome"]["kills"]} == set(victims)
 
 
 @pytest.mark.nightly

@@ -16,7 +16,7 @@ from rlscale.observe.trackers.wandb_files import read_history
 from tests.integration.conftest import Command
 from tests.integration.test_faults import GONE_WITHIN_S, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 KEY, TOKEN = "5ec2e7" * 6 + "5ec2", "70ce2" * 8
 NUM_ROLLOUTS = 12
@@ -99,13 +99,11 @@ def test_every_rollout_is_in_tensorboard_once(resumed: Command) -> None:
     assert [event.value for event in events] == pytest.approx(losses)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", [SAMPLES_FILE, DISTRIBUTIONS_FILE])
 def test_samples_are_those_of_the_uninterrupted_run(resumed: Command, uninterrupted: Command, name: str) -> None:
     assert (resumed.run_dir / name).read_bytes() == (uninterrupted.run_dir / name).read_bytes()
 
 
-@pytest.mark.nightly
 def test_kept_samples_have_the_logprobs_of_both_sides(uninterrupted: Command) -> None:
     samples = [json.loads(line) for line in (uninterrupted.run_dir / SAMPLES_FILE).read_text().splitlines()]
     assert len(samples) == 3 * NUM_ROLLOUTS
@@ -114,7 +112,6 @@ def test_kept_samples_have_the_logprobs_of_both_sides(uninterrupted: Command) ->
         assert {version for version, _ in sample["weight_versions"]} == {sample["step"]}
 
 
-@pytest.mark.nightly
 def test_keeping_samples_changes_no_number_of_the_run(uninterrupted: Command, tmp_path: Path) -> None:
     without = replace(uninterrupted, folder=tmp_path)
     done = without.run(*OVERRIDES[2:], "logging.num_samples=0")

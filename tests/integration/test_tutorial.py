@@ -16,8 +16,8 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_rollout", [3, pytest.param(50, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("num_rollout", [3, 50])
 def test_the_commands_of_the_tutorial_run(num_rollout: int, tmp_path: Path) -> None:
     (tmp_path / "my_reward.py").write_text(code_blocks("python")[0], encoding="utf-8")
     lines = [line for block in code_blocks("bash") for line in block.splitlines()]

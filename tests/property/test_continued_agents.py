@@ -3,7 +3,6 @@
 import asyncio
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +125,8 @@ def test_a_continued_trajectory_equals_an_uninterrupted_one(
     metadata = dict(found.metadata)
     assert metadata.pop(CONTINUED, 0) <= len(cuts) and RESTARTED not in metadata
     assert metadata == expected.metadata
-    assert [replace(turn, interval_s=None) for turn in found.turns] == [
-        replace(turn, interval_s=None) for turn in expected.turns
+    assert [turn._replace(interval_s=None) for turn in found.turns] == [
+        turn._replace(interval_s=None) for turn in expected.turns
     ]
     # No tool is called twice, and versions only grow.
     assert parts.num_calls == whole.num_calls

@@ -10,6 +10,8 @@ import pytest
 
 from tests.ranks.training.launch import ROOT
 
+pytestmark = pytest.mark.nightly
+
 SHAPE = {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 18}
 VOCABULARY = 8192
 MB = 10**6
@@ -55,7 +57,6 @@ def test_no_rank_gathers_the_model(what: str, measured: list[dict[str, Any]]) ->
         assert 0 < rank[what] <= WHOLE / 2
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["sync", "export", "save"])
 def test_rank_0_needs_no_more_than_others_with_adapters_and_a_critic(
     what: str, with_critic: list[dict[str, Any]]

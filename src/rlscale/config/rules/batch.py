@@ -12,6 +12,23 @@ from rlscale.config.rules.rule import IgnoredKey, rule
 from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
+MAX_TRAJECTORIES = 1_000_000  # of a rollout, the largest that `benchmarks/controller_scale.py` measures
+
+
+@rule
+def rollout_is_within_the_measured_size(config: RunConfig) -> list[Problem]:
+    """The loop keeps every trajectory of a rollout in memory, which a mistyped number would fill."""
+    names = ("rollout_batch_size", "n_samples_per_prompt")
+    (other, least), (name, number) = sorted(
+        ((each, getattr(config.batch, each)) for each in names), key=lambda pair: int(pair[1])
+    )
+    most = max(1, MAX_TRAJECTORIES // least)
+    if number <= most:
+        return []
+    rule = f"be at most {most} with batch.{other}={least}, for {MAX_TRAJECTORIES:,} samples of a rollout"
+    fix = "set it to the number of one rollout, which data.num_rollout repeats"
+    return [Problem(path=f"batch.{name}", rule=rule, value=show(number), fix=fix)]
+
 
 @rule
 def prompt_file_is_set(config: RunConfig) -> list[Problem]:

@@ -11,6 +11,7 @@ from rlscale.config.groups.sampling import GenerateIsolation
 from rlscale.config.groups.train import LoraSync
 from rlscale.config.keys import keys
 from rlscale.config.problems import show
+from rlscale.config.rules.batch import MAX_TRAJECTORIES
 from rlscale.config.rules.conditions import is_sft, overlaps, resyncs_engines, uses_engines
 from rlscale.config.rules.model import architecture_field
 from rlscale.config.rules.rule import IgnoredKey, rule
@@ -18,7 +19,6 @@ from rlscale.config.run_config import RunConfig
 from rlscale.errors import Problem
 
 MAX_STOP_STRINGS = 32  # SGLang's limit
-MAX_TRAJECTORIES = 1_000_000  # of a rollout, the largest that `benchmarks/controller_scale.py` measures
 ACCURACY_BAND = "rlscale.rollout.group_filters:accuracy_band"
 
 

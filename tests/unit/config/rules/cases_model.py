@@ -373,6 +373,19 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "sampling.partial_rollout=true, or remove it; no groups are buffered without it",
         {"sampling.buffer_filter_path": "a:b", "sampling.partial_rollout": True},
     ),
+    (
+        "rollout_is_within_the_measured_size",
+        {"batch.rollout_batch_size": 10**8},
+        "batch.rollout_batch_size must be at most 62500 with batch.n_samples_per_prompt=16, for 1,000,000 samples of a "
+        "rollout, got 100000000; set it to the number of one rollout",
+        {"batch.rollout_batch_size": 62_500},
+    ),
+    (
+        "rollout_is_within_the_measured_size",
+        {"batch.n_samples_per_prompt": 10**8},
+        "batch.n_samples_per_prompt must be at most 62500 with batch.rollout_batch_size=16",
+        {"batch.n_samples_per_prompt": 62_500},
+    ),
     ("prompt_file_is_set", {"data.prompt_data": None}, "data.prompt_data must name a prompt file", {}),
     ("run_has_a_length", {"data.num_rollout": None}, "data.num_rollout must be set", {"data.num_rollout": 0}),
     ("run_has_a_length", {"data.num_rollout": None}, "or data.num_epoch", {"data.num_epoch": 1}),
