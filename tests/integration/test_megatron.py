@@ -20,6 +20,7 @@ def loss(lp, tokens):
 """A loss that reports an environment variable of the trainers as a metric."""
 
 
+@pytest.mark.nightly
 def test_two_tensor_parallel_ranks_and_the_engine_agree(command: Command) -> None:
     heads = ("model.num_attention_heads=4", "model.num_key_value_heads=2")
     (command.folder / "plug_ins.py").write_text(PLUG_INS)

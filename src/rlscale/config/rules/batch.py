@@ -51,6 +51,8 @@ def batch_sizes_are_consistent(config: RunConfig) -> list[Problem]:
     """rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout."""
     batch = config.batch
     samples = batch.rollout_batch_size * batch.n_samples_per_prompt
+    if samples > MAX_TRAJECTORIES:
+        return []  # the rule above reports it
     product = f"rollout_batch_size * n_samples_per_prompt = {batch.rollout_batch_size} * {batch.n_samples_per_prompt}"
     for name in ("global_batch_size", "num_steps_per_rollout"):
         divisor = getattr(batch, name)
