@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 FULL_EVERY, MAX_FULL_EVERY = 1000, 100_000
-"""Collections of the middle generation between two full ones, at the start and at most. Python's default of 10 is for
-small heaps."""
+"""Collections of the middle generation between two full ones: at first and at least, and at most. Python's default of
+10 is for small heaps."""
 
 FULL_SHARE = 0.02
-"""Share of the time that full collections may take."""
+"""Share of the time that full collections are to take."""
 
 MAX_FACTOR = 10.0
+"""Largest growth of the interval after one full collection."""
 
 
 @contextmanager
@@ -35,10 +36,10 @@ def rare_full_collections() -> Iterator[None]:
 
 
 class _Pace:
-    """Sets, after each full collection, how many others come before the next one.
+    """Sets, after each full collection, how many collections of the middle generation come before the next one.
 
-    With a million samples a step it visits all objects of a step several times while the step grows; with a fixed
-    number that took a quarter of the controller's time.
+    With a fixed number, the samples of a large step are visited several times while they are generated: with a million
+    samples a step that took 30 % of the controller's time.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ def rollout_is_within_the_measured_size(config: RunConfig) -> list[Problem]:
     if number <= most:
         return []
     rule = f"be at most {most} with batch.{other}={least}, for {MAX_TRAJECTORIES:,} samples of a rollout"
-    fix = "set it to the number of one rollout, which data.num_rollout repeats"
+    fix = f"set it to {most} or less; data.num_rollout is the number of rollouts"
     return [Problem(path=f"batch.{name}", rule=rule, value=show(number), fix=fix)]
 
 

@@ -377,7 +377,7 @@ CASES: list[tuple[str, Values, str, Values]] = [
         "rollout_is_within_the_measured_size",
         {"batch.rollout_batch_size": 10**8},
         "batch.rollout_batch_size must be at most 62500 with batch.n_samples_per_prompt=16, for 1,000,000 samples of a "
-        "rollout, got 100000000; set it to the number of one rollout",
+        "rollout, got 100000000; set it to 62500 or less; data.num_rollout is the number of rollouts",
         {"batch.rollout_batch_size": 62_500},
     ),
     (
