@@ -23,6 +23,7 @@ async def test_a_request_that_is_cancelled_before_it_runs_leaves_no_coroutine() 
     prompt = Prompt(index=0, text="1", token_ids=(5,))
     trajectory = Trajectory(id=0, group_index=0, prompt=prompt, seed=0)
     opened, process = _OpenCall(trajectory, session, max_turns=None), SimpleNamespace()
+    gc.collect()  # what other tests left would be reported here
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         opened.start(process, 0, "generate", [[5], {}])  # type: ignore[arg-type]
@@ -30,4 +31,4 @@ async def test_a_request_that_is_cancelled_before_it_runs_leaves_no_coroutine() 
         for _ in range(3):  # the task is cancelled, and forgotten
             await asyncio.sleep(0)
         gc.collect()
-    assert [str(each.message) for each in reported] == []
+    assert [str(each.message) for each in reported if each.category is RuntimeWarning] == []
