@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -85,9 +86,9 @@ def build_batch(
 
 def _token_parts(samples: Sequence[Sample]) -> list[Int32]:
     """Prompt and response of each sample, one after the other."""
-    # The samples of a group have one prompt, whose tokens are Python numbers.
-    prompts = {id(sample.prompt): sample.prompt for sample in samples}
-    columns = {key: np.asarray(prompt.token_ids, np.int32) for key, prompt in prompts.items()}
+    # The samples of a group have one prompt, whose tokens are Python numbers: `struct` converts them in half the time.
+    prompts = {id(sample.prompt): sample.prompt.token_ids for sample in samples}
+    columns = {key: np.frombuffer(pack(f"={len(ids)}i", *ids), np.int32) for key, ids in prompts.items()}
     return [part for sample in samples for part in (columns[id(sample.prompt)], sample.response_tokens)]
 
 
