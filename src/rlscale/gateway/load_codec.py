@@ -39,4 +39,5 @@ def load_codec(model_path: str, renderer: str = "auto", *, reads_images: bool = 
         assert isinstance(text, str), "decoding one list of ids gives one text"
         return text
 
-    return Codec(renderer=made, decode=decode, images=images)
+    longest = max(map(len, tokenizer.get_vocab()))
+    return Codec(renderer=made, decode=decode, images=images, longest_token=longest)

@@ -23,6 +23,7 @@ from rlscale.gateway.apis.chat_answer import ChatAnswer, Choice, shown_answer
 from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.request_images import open_images
+from rlscale.gateway.request_size import oversize
 from rlscale.gateway.sampling_policy import call_seed, ids_digest, ignored_parameters, run_params
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
@@ -201,12 +202,14 @@ class Session:
         """Renders a request. The trajectory stays as it is; its images are known from now on.
 
         Raises:
-            InvalidRequest: a parameter cannot be obeyed, or an image cannot be read.
+            InvalidRequest: a parameter cannot be obeyed, an image cannot be read, or no context holds the messages.
             RenderError: the template cannot render the messages; or the policy wrote placeholders of images, which
                 the session notes.
         """
         run_params(request, self.spec.params)
-        request = self._continued(self._with_hashes(request))
+        request = self._with_hashes(request)
+        self._check_size(request)
+        request = self._continued(request)
         prepared = self._render(request)
         if prepared.parent is not None:
             # Messages of the path are kept once, not once for each call.
@@ -214,6 +217,13 @@ class Session:
             prepared = replace(prepared, messages=(*known, *prepared.messages[len(known) :]))
         digest = ids_digest(prepared.token_ids)
         return PreparedCall(request=request, prepared=prepared, fingerprint=fingerprint, time_s=time_s, digest=digest)
+
+    def _check_size(self, request: ChatRequest) -> None:
+        limit = self.spec.params.max_context_len
+        error = None if limit is None else oversize(request, self._codec, limit=limit)
+        if error is not None:
+            self._note_exhausted(CONTEXT)
+            raise error
 
     def count_tokens(self, request: ChatRequest) -> int:
         return len(self._render(self._with_hashes(request)).token_ids)

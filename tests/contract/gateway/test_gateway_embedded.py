@@ -131,6 +131,21 @@ async def test_the_engine_itself_has_the_chat_apis(engine: EngineAddress) -> Non
             await agent.chat.completions.create(model="m", messages=messages)
 
 
+async def test_ten_megabytes_are_refused_without_being_encoded(gateway: GatewayProcess, engine: EngineAddress) -> None:
+    """By the gateway and by the server; encoding them takes longer than a client waits here."""
+    client = GatewayClient(gateway.address)
+    session = await client.open_session(new_trajectory(), params(max_context_len=256), lifetime_s=60)
+    messages: list[Any] = [{"role": "user", "content": "1" * 10_000_000}]
+    for url, key in ((session.base_url, session.api_key), (f"{engine.url}/v1", KEY)):
+        async with AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=10) as agent:
+            with pytest.raises(openai.BadRequestError, match=r"at most \d+ characters") as refused:
+                await agent.chat.completions.create(model="policy", messages=messages)
+        assert refused.value.code == "context_length_exceeded"
+    trajectory = await client.finish(session.id)
+    await client.close()
+    assert trajectory.metadata["exhausted_budget"] == "max_context_len" and not trajectory.turns
+
+
 async def test_agents_are_admitted_by_the_cache_that_the_engine_reports(engine: EngineAddress) -> None:
     client = HttpEngine(engine, timeout_s=60)
     try:

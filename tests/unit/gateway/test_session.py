@@ -13,7 +13,7 @@ from rlscale.errors import EngineError, RenderError
 from rlscale.gateway.apis.chat_completions import parse_chat
 from rlscale.gateway.apis.chat_request import InvalidRequest
 from rlscale.gateway.codec import Codec
-from rlscale.gateway.session import PreparedCall, Session
+from rlscale.gateway.session import BUDGET, CONTEXT, PreparedCall, Session
 from rlscale.gateway.session_keys import SessionKeys, new_session_id
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
@@ -71,6 +71,29 @@ def reopen(folder: Path, session: Session) -> Session:
     again = Session(SessionSpec.from_json(first["session"]), build_codec(), file)
     again.replay(others)
     return again
+
+
+class _NoRenderer:
+    def render(self, *_: Any, **__: Any) -> list[int]:
+        raise AssertionError("texts that no context can hold must not be encoded")
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_texts_that_no_context_can_hold_are_refused_before_they_are_encoded(tmp_path: Path, longest: int) -> None:
+    spec, most = make_spec(params={"max_context_len": 10}), 10 * longest * 4
+    session = Session(spec, replace(build_codec(), longest_token=longest), SessionLog(tmp_path, spec.id))
+    session.begin()
+    used = len("user")
+    assert prepare(session, "a" * (most - used)).token_ids, "it may fit"
+    assert BUDGET not in session.trajectory.metadata
+    encoding = Session(spec, Codec(renderer=_NoRenderer(), longest_token=longest), SessionLog(tmp_path, spec.id))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=f"at most {most} characters.* 10 tokens .* got {most + 1}") as refused:
+        prepare(encoding, "a" * (most - used + 1))
+    assert refused.value.code == "context_length_exceeded"
+    assert encoding.trajectory.metadata[BUDGET] == CONTEXT, "as a refusal by tokens"
+    tool = {"type": "function", "function": {"name": "f", "description": "d" * most}}
+    with pytest.raises(InvalidRequest, match=f"at most {most} characters"):
+        prepare(encoding, "a", tools=[tool])
 
 
 def test_a_session_read_from_its_file_is_the_same(tmp_path: Path) -> None:
