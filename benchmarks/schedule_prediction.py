@@ -256,10 +256,10 @@ def page(results: dict[str, Result], simulated: list[Result]) -> str:
             f"`over_sampling` and `partial_rollout` submit twice the groups of a rollout. Largest error: {worst:.0%}; "
             "limit: 15 %.",
             "",
-            "`measured` is a ratio of CPU time, of the engine and of the process that collects rollouts: both cores "
-            "had other work during the measurement. Of each rollout it counts the round with the least, since other "
-            "work only adds. `by the clock` is the median over the rounds of the ratio of elapsed times, in which the "
-            "other work is included; it was not compared with the limit. "
+            "`measured` is a ratio of CPU time, of the engine and of the process that collects rollouts, which other "
+            "work on the machine affects less than elapsed time. Of each rollout it counts the round with the least, "
+            "since other work only adds. `by the clock` is the median over the rounds of the ratio of elapsed times; "
+            "it was not compared with the limit. "
             "Every response was checked to have its length, also those that were aborted and "
             "continued.",
             "",
