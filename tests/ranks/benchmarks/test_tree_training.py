@@ -8,7 +8,7 @@ import pytest
 from tests.ranks.training.launch import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_on_trees_is_compared_with_separate_samples() -> None:
     command = [
         sys.executable,
