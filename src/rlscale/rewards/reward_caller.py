@@ -30,18 +30,27 @@ class RewardCaller:
         reward: a `RewardSpec`, or a function that is called here. A function may not block.
         max_retries: further calls for a sample whose call failed.
         backoff_s: wait before the first of them; doubles each time.
+        on_retry: called with an error of each call that is made again.
 
     Example:
         caller = RewardCaller(RewardSpec(config=config.reward), PoolLimits(), max_retries=2, backoff_s=0.5)
         errors = await caller.call([sample], accept=set_reward)
     """
 
-    def __init__(self, reward: Reward | RewardSpec, limits: PoolLimits, *, max_retries: int, backoff_s: float) -> None:
+    def __init__(
+        self,
+        reward: Reward | RewardSpec,
+        limits: PoolLimits,
+        *,
+        max_retries: int,
+        backoff_s: float,
+        on_retry: Callable[[GradingError], None] = lambda _: None,
+    ) -> None:
         self._function = None if isinstance(reward, RewardSpec) else reward
         self._pool = RewardPool(reward, limits) if isinstance(reward, RewardSpec) else None
         # A function of rlscale returns the same for the same answer.
         self._max_retries = max_retries if self._pool is not None else 0
-        self._backoff_s = backoff_s
+        self._backoff_s, self._on_retry = backoff_s, on_retry
 
     @property
     def is_in_place(self) -> bool:
@@ -66,6 +75,8 @@ class RewardCaller:
             }
             if not errors:
                 break
+            if attempt < self._max_retries:
+                self._on_retry(next(iter(errors.values())))
         return errors
 
     def set_judge_addresses(self, addresses: Sequence[EngineAddress], model: str | None = None) -> None:

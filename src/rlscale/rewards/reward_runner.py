@@ -63,7 +63,13 @@ class RewardRunner:
     ) -> None:
         named = reward.functions if isinstance(reward, RewardFunctions) else {ONLY: reward}
         self._callers = {
-            name: RewardCaller(each, limits or PoolLimits(), max_retries=max_retries, backoff_s=backoff_s)
+            name: RewardCaller(
+                each,
+                limits or PoolLimits(),
+                max_retries=max_retries,
+                backoff_s=backoff_s,
+                on_retry=lambda error: self._waiting.note_retry(_as_clause(error)),
+            )
             for name, each in named.items()
         }
         self._is_group = isinstance(reward, RewardSpec) and reward.config.group

@@ -21,6 +21,7 @@ class WaitingRewards:
         self._every_s, self._numbers = every_s, itertools.count()
         self._since: dict[int, tuple[float, list[int]]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._num_retries, self._last_failure = 0, ""
 
     @contextmanager
     def add(self, samples: Sequence[Sample]) -> Iterator[None]:
@@ -36,8 +37,14 @@ class WaitingRewards:
             if not self._since:
                 self.stop()
 
+    def note_retry(self, failure: str) -> None:
+        """Counts a call that is made again. `failure`: a clause that says why."""
+        self._num_retries += 1
+        self._last_failure = failure
+
     def stop(self) -> None:
         """Ends the reports until the next `add`."""
+        self._num_retries, self._last_failure = 0, ""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -49,7 +56,14 @@ class WaitingRewards:
         late = [(since, indices) for since, indices in self._since.values() if since <= latest]
         if late:
             longest = loop.time() - min(since for since, _ in late)
-            _logger.warning("%s", describe_waiting([i for _, indices in late for i in indices], seconds=longest))
+            text = describe_waiting([i for _, indices in late for i in indices], seconds=longest)
+            _logger.warning("%s%s", text, self._describe_retries())
+
+    def _describe_retries(self) -> str:
+        if not self._num_retries:
+            return ""
+        calls = "1 call is" if self._num_retries == 1 else f"{self._num_retries} calls are"
+        return f"; {calls} made again, the last one {self._last_failure}"
 
 
 def describe_waiting(indices: Sequence[int], *, seconds: float) -> str:

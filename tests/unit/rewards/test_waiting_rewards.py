@@ -37,6 +37,27 @@ def test_samples_that_wait_are_reported_until_they_are_scored(
     assert caplog.text == ""
 
 
+def test_a_report_says_why_calls_are_made_again(
+    make_sample: Callable[..., Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    async def retries(*failures: str) -> str:
+        """The end of the first report."""
+        caplog.clear()
+        with waiting.add([make_sample(index=5)]):
+            for failure in failures:
+                waiting.note_retry(failure)
+            while not caplog.messages:
+                await asyncio.sleep(0.001)
+        return caplog.messages[0].partition("sample 5")[2]
+
+    waiting = WaitingRewards(every_s=EVERY_S)
+    assert asyncio.run(retries("failed: A")) == "; 1 call is made again, the last one failed: A"
+    assert asyncio.run(retries("failed: A", "failed: B")) == "; 2 calls are made again, the last one failed: B"
+    assert asyncio.run(retries()) == "", "the count begins again when no reward waits"
+
+
 def test_the_first_report_has_the_samples_that_started_shortly_after_the_first(
     make_sample: Callable[..., Sample], caplog: pytest.LogCaptureFixture
 ) -> None:
