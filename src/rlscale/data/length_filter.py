@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,11 @@ def prompt_limit(rollout: RolloutConfig, positions: int | None) -> Limit | None:
         limits.append(Limit(tokens=positions - response, name=name))
     # Of equal limits the last one: the resolve step derives max_prompt_len = max_context_len - 1.
     return min(reversed(limits), key=lambda each: each.tokens, default=None)
+
+
+def max_chars_per_token(vocabulary: Iterable[str]) -> int:
+    """Characters of the longest token: a text has at least its characters divided by it as tokens."""
+    return max(map(len, vocabulary), default=1)
 
 
 def num_characters(prompt: str | Sequence[Mapping[str, Any]]) -> int:

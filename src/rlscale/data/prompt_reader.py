@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlscale.config import DataConfig, OnBadRow
 from rlscale.data.conversations import Conversation, render_conversation
 from rlscale.data.image_fields import check_markers, image_key
-from rlscale.data.length_filter import Limit, num_characters
+from rlscale.data.length_filter import Limit, max_chars_per_token, num_characters
 from rlscale.data.row_images import row_images, with_image_parts
 from rlscale.data.row_values import conversation_messages, prompt_value, row_label, row_metadata, row_tools
 from rlscale.data.rows import BadRowError, Row
@@ -180,8 +180,7 @@ class PromptReader:
 
     @cached_property
     def _chars_per_token(self) -> int:
-        """Characters of the longest token: no text has fewer tokens than its characters divided by it."""
-        return max(map(len, self._tokenizer.get_vocab()), default=1)
+        return max_chars_per_token(self._tokenizer.get_vocab())
 
     def _render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool, tools: list[Any] | None) -> str:
         arguments = {"add_generation_prompt": generation_prompt} | self._config.apply_chat_template_kwargs

@@ -16,13 +16,13 @@ class Codec:
     Attributes:
         decode: text of ids, special tokens included; None: the tokens of logprobs are named by their ids.
         images: of messages; None: messages are texts.
-        longest_token: characters of the longest token; None: not known, and texts of any length are encoded.
+        max_chars_per_token: characters of the longest token; None: not known, and texts of any length are encoded.
     """
 
     renderer: Renderer
     decode: Callable[[list[int]], str] | None = None
     images: RunImages | None = None
-    longest_token: int | None = None
+    max_chars_per_token: int | None = None
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = (), images: Sequence[Image] = ()

@@ -23,7 +23,7 @@ from rlscale.gateway.apis.messages_api import parse_anthropic_count
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.request_body import MAX_BODY_BYTES, parse_json
 from rlscale.gateway.request_images import open_images
-from rlscale.gateway.request_size import oversize
+from rlscale.gateway.request_size import check_size
 from rlscale.gateway.sampling_policy import IGNORED_HEADER
 from rlscale.types import Generation, SamplingParams
 
@@ -79,7 +79,7 @@ class _ChatHandlers:
 
     async def answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         limits = self._service.limits
-        chat, ids, urls = await self._rendered(request, dialect.parse, limit=limits.max_context_len)
+        chat, ids, urls = await self._rendered(request, dialect.parse, max_context_len=limits.max_context_len)
         params = engine_params(chat, len(ids), limits)
         # Cancelled with this handler when the client disconnects.
         answers = await self._service.generate(
@@ -105,13 +105,13 @@ class _ChatHandlers:
         return response
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        _, ids, _ = await self._rendered(request, parse_anthropic_count, limit=None)
+        _, ids, _ = await self._rendered(request, parse_anthropic_count, max_context_len=None)
         return web.json_response({"input_tokens": len(ids)})
 
     async def _rendered(
-        self, request: web.Request, parse: Callable[[Any], ChatRequest], *, limit: int | None
+        self, request: web.Request, parse: Callable[[Any], ChatRequest], *, max_context_len: int | None
     ) -> tuple[ChatRequest, list[int], tuple[str, ...]]:
-        """A request, its ids, and its images as data URLs. `limit`: tokens of a context that must hold it."""
+        """A request, its ids, and its images as data URLs. `max_context_len` as in `check_size`."""
         body = await request.read()
         if len(body) > MAX_BODY_BYTES:
             raise InvalidRequest(f"the body must have at most {MAX_BODY_BYTES} bytes", status=413)
@@ -125,9 +125,7 @@ class _ChatHandlers:
                     "previous_response_id must be null: this server keeps no responses", param="previous_response_id"
                 )
             chat, images = open_images(chat, codec)
-            error = None if limit is None else oversize(chat, codec, limit=limit)
-            if error is not None:
-                raise error
+            check_size(chat, codec, max_context_len=max_context_len)
             ids = codec.render(chat.messages, tools=chat.tools, images=images)
             return chat, ids, tuple(image.uri for image in images)
 

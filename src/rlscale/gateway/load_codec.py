@@ -3,6 +3,7 @@
 from typing import cast
 
 from rlscale.architectures.hf_config import read_hf_fields
+from rlscale.data.length_filter import max_chars_per_token
 from rlscale.gateway.codec import Codec
 from rlscale.models.hf_models import load_tokenizer
 from rlscale.renderers.answer_parser import Tokenizer
@@ -39,5 +40,6 @@ def load_codec(model_path: str, renderer: str = "auto", *, reads_images: bool = 
         assert isinstance(text, str), "decoding one list of ids gives one text"
         return text
 
-    longest = max(map(len, tokenizer.get_vocab()))
-    return Codec(renderer=made, decode=decode, images=images, longest_token=longest)
+    return Codec(
+        renderer=made, decode=decode, images=images, max_chars_per_token=max_chars_per_token(tokenizer.get_vocab())
+    )

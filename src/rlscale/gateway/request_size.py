@@ -1,4 +1,4 @@
-"""Refuses texts that no context can hold before they are encoded, which takes seconds for each megabyte."""
+"""Refuses requests with more text than a context can hold, before it is encoded: a megabyte can take seconds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,26 +6,28 @@ from typing import Any
 from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.codec import Codec
 
-CHARS_PER_JOINED = 4
-"""Characters that Unicode's composition (NFC), which tokenizers apply first, makes one: at most four."""
 
+def check_size(request: ChatRequest, codec: Codec, *, max_context_len: int | None) -> None:
+    """Checks the characters of messages and tools, as vLLM and `data.prompt_data` do before they tokenise.
 
-def oversize(request: ChatRequest, codec: Codec, *, limit: int) -> InvalidRequest | None:
-    """The error of messages and tools with more characters than `limit` tokens can stand for; None: they may fit.
+    Args:
+        request: its images are hashes.
+        max_context_len: in tokens; None: any length may fit.
 
-    As vLLM does: no token is longer than the longest one of the vocabulary. Images must be hashes already.
+    Raises:
+        InvalidRequest: the context cannot hold them, even if each of its tokens is the longest of the vocabulary.
     """
-    if codec.longest_token is None:
-        return None
-    most = limit * codec.longest_token * CHARS_PER_JOINED
+    if max_context_len is None or codec.max_chars_per_token is None:
+        return
+    most = max_context_len * codec.max_chars_per_token
     found = _num_chars(request.messages) + _num_chars(request.tools)
-    if found <= most:
-        return None
-    return InvalidRequest(
-        f"messages must have at most {most} characters, as a context of {limit} tokens cannot hold more, got {found}",
-        param="messages",
-        code="context_length_exceeded",
-    )
+    if found > most:
+        raise InvalidRequest(
+            f"messages and tools must have at most {most} characters together, because a context of {max_context_len} "
+            f"tokens cannot hold more, got {found}",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def _num_chars(value: Any) -> int:

@@ -23,7 +23,7 @@ from rlscale.gateway.apis.chat_answer import ChatAnswer, Choice, shown_answer
 from rlscale.gateway.apis.chat_request import ChatRequest, InvalidRequest
 from rlscale.gateway.codec import Codec
 from rlscale.gateway.request_images import open_images
-from rlscale.gateway.request_size import oversize
+from rlscale.gateway.request_size import check_size
 from rlscale.gateway.sampling_policy import call_seed, ids_digest, ignored_parameters, run_params
 from rlscale.gateway.session_log import SessionLog
 from rlscale.gateway.session_spec import SessionSpec
@@ -219,11 +219,11 @@ class Session:
         return PreparedCall(request=request, prepared=prepared, fingerprint=fingerprint, time_s=time_s, digest=digest)
 
     def _check_size(self, request: ChatRequest) -> None:
-        limit = self.spec.params.max_context_len
-        error = None if limit is None else oversize(request, self._codec, limit=limit)
-        if error is not None:
+        try:
+            check_size(request, self._codec, max_context_len=self.spec.params.max_context_len)
+        except InvalidRequest:
             self._note_exhausted(CONTEXT)
-            raise error
+            raise
 
     def count_tokens(self, request: ChatRequest) -> int:
         return len(self._render(self._with_hashes(request)).token_ids)

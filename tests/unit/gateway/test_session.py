@@ -80,14 +80,14 @@ class _NoRenderer:
 
 @pytest.mark.parametrize("longest", [1, 3])
 def test_texts_that_no_context_can_hold_are_refused_before_they_are_encoded(tmp_path: Path, longest: int) -> None:
-    spec, most = make_spec(params={"max_context_len": 10}), 10 * longest * 4
-    session = Session(spec, replace(build_codec(), longest_token=longest), SessionLog(tmp_path, spec.id))
+    spec, most = make_spec(params={"max_context_len": 10}), 10 * longest
+    session = Session(spec, replace(build_codec(), max_chars_per_token=longest), SessionLog(tmp_path, spec.id))
     session.begin()
     used = len("user")
     assert prepare(session, "a" * (most - used)).token_ids, "it may fit"
     assert BUDGET not in session.trajectory.metadata
-    encoding = Session(spec, Codec(renderer=_NoRenderer(), longest_token=longest), SessionLog(tmp_path, spec.id))  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=f"at most {most} characters.* 10 tokens .* got {most + 1}") as refused:
+    encoding = Session(spec, Codec(renderer=_NoRenderer(), max_chars_per_token=longest), SessionLog(tmp_path, spec.id))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=f"at most {most} characters .* 10 tokens .* got {most + 1}") as refused:
         prepare(encoding, "a" * (most - used + 1))
     assert refused.value.code == "context_length_exceeded"
     assert encoding.trajectory.metadata[BUDGET] == CONTEXT, "as a refusal by tokens"
