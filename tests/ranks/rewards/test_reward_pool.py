@@ -17,6 +17,7 @@ from rlscale.rewards import PoolLimits, RewardFunctions, RewardRunner, RewardSpe
 from rlscale.rewards.builtin import exact_match
 from rlscale.rewards.call_process import CallProcess
 from rlscale.rewards.reward_runner import MAX_FIRST_FAILURES
+from rlscale.rewards.waiting_rewards import WaitingRewards
 from rlscale.types import Failure, Sample
 
 MODULE = """
@@ -243,6 +244,24 @@ def test_a_failed_reward_is_repeated_on_the_same_answer(folder: Path, make_sampl
     with open_runner("score", max_retries=2) as runner:
         assert asyncio.run(runner.score([sample])) == {}
     assert sample.reward == 5.0
+
+
+def test_the_report_of_waiting_rewards_gets_each_failure_before_the_last(
+    folder: Path, make_sample: Callable[..., Sample]
+) -> None:
+    noted = list[str]()
+
+    class Noting(WaitingRewards):
+        def note_retry(self, failure: str) -> None:
+            noted.append(failure)
+
+    sample = make_sample("flaky")
+    sample.metadata["folder"] = str(folder)
+    with open_runner("score", max_retries=1) as runner:
+        runner._waiting = Noting()
+        (failure,) = asyncio.run(runner.score([sample])).values()
+    assert len(noted) == 1 and noted[0].startswith("failed: ConnectionError: try again")
+    assert failure.message.endswith(noted[0]), "both calls failed in the same way"
 
 
 def test_only_the_function_that_failed_is_repeated(folder: Path, make_sample: Callable[..., Sample]) -> None:
